@@ -152,6 +152,39 @@ class RunSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MoESection:
+    """Mixture of experts, for models of family gpt: layers whose MLP is replaced by experts, a few for each token."""
+
+    num_experts: Positive = 8  # experts of a layer
+    top_k: Positive = 2  # experts that compute a token
+    ffn_hidden_size: Positive | None = None  # hidden size of an expert; not set: derived from model.ffn_hidden_size
+    interval: Positive = 1  # every k-th layer has experts, from the first on; the others have an MLP
+    layers: tuple[Annotated[int, Range(0, 2)], ...] = ()  # by hand: 1 for a layer with experts, 0 for one with an MLP
+    score: Literal["softmax", "sigmoid"] = "softmax"  # of an expert for a token, from the router's logits, in fp32
+    normalize_weights: bool = True  # weights of a token's experts add up to 1; with sigmoid only if there are several
+    weight_scale: PositiveAmount | None = None  # factor of these weights; not set: 1
+    groups: Positive | None = None  # groups of neighbouring experts, of which a token uses a few; not set: 1
+    groups_per_token: Positive | None = (
+        None  # groups that a token uses, those with the largest sums of their best top_k / groups_per_token scores; not
+        # set: all
+    )
+    expert_bias: bool = False  # sigmoid: a bias of each expert, for the choice only, balances their load
+    expert_bias_rate: Amount = 1e-3  # by how much it changes in a step
+    balance: Literal["sequence", "microbatch", "none"] = (
+        "sequence"  # loss that balances experts, over each row; microbatch: as in Megatron, depends on micro_batch
+    )
+    balance_factor: Amount = 0.01  # its factor; 0: off
+    z_loss_factor: Amount = 0.0  # factor of the loss that keeps the router's logits small; 0: off
+    capacity_factor: PositiveAmount | None = (
+        None  # an expert computes at most this times its equal share of the tokens, and drops the rest; not set: all
+    )
+    capacity_of: Literal["row", "microbatch"] = "row"  # tokens that share a capacity; microbatch: as in Megatron
+    drop: Literal["weight", "position"] = "weight"  # which are dropped: those of least weight, or the last
+    shared_ffn_hidden_size: Positive | None = None  # hidden size of an expert that computes every token; not set: none
+    shared_gate: bool = False  # its output is multiplied by a sigmoid of the token
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GPTNeoXSection:
     """What models of family gpt_neox have beside the keys of [model]."""
 
@@ -250,8 +283,9 @@ class ModelSection:
     block_norm: Literal["input", "output", "both"] = (
         "input"  # where attention and MLP are normalized: input (pre-norm), output (OLMo 2), or both (Gemma 2)
     )
-    activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"] = (
-        "swiglu"  # nonlinearity of the MLP; gelu: tanh approximation, as in GPT-2; gelu_erf, geglu: exact
+    activation: Literal["swiglu", "geglu", "geglu_tanh", "quick_geglu", "gelu", "gelu_erf", "relu", "squared_relu"] = (
+        "swiglu"  # nonlinearity of the MLP; gelu: tanh approximation, as in GPT-2; gelu_erf, geglu: exact; quick_geglu:
+        # by sigmoid(1.702 x), as in gpt-oss
     )
     activation_clamp: PositiveAmount | None = (
         None  # gated: largest gate, and largest absolute value of the other factor; not set: no limit
@@ -279,6 +313,7 @@ class ModelSection:
     hidden_dropout: Fraction = 0.0  # share of dropped features, in the embedding and in what each layer adds
     tie_embeddings: bool = True  # the output head shares the embedding's weights
     init_std: Amount = 0.02  # standard deviation of the initial weights
+    moe: MoESection | None = None
     gpt_neox: GPTNeoXSection | None = None
     bert: BertSection | None = None
     t5: T5Section | None = None

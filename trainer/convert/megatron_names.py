@@ -145,14 +145,30 @@ def megatron_links(
         first = layout.has_head if block_of[name] else layout.has_embedding
         if number not in layout.layers if number is not None else not first:
             continue
-        form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
-        if copies or form.cut or layout.tp_rank == 0:
-            yield _cut(state + name, form, place=_place(shape, number, layout), layout=layout)
+        for form in _forms(family.megatron.tensor(name, size, shape, layout.version, layout.fused), layout):
+            if copies or form.cut or layout.tp_rank == 0:
+                yield _cut(state + name, form, place=_place(shape, number, layout), layout=layout)
     if layout.tied_copy and copies and shape.tie_embeddings:
         name, size = "embedding.weight", (shape.vocab_size, shape.hidden_size)
         form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
         form = dataclasses.replace(form, tensor="output_layer.weight")
         yield _cut(state + name, form, place=None, layout=layout)
+
+
+def _forms(form: Form, layout: StateDictLayout) -> Iterator[Form]:
+    """A form, or those of the tensors of its experts."""
+    if form.apart is None or layout.stacked:
+        yield form
+        return
+    count = form.lengths["expert"]
+    for number in range(count):
+        yield dataclasses.replace(
+            form,
+            tensor=form.apart(number),
+            theirs=form.theirs.removeprefix("expert "),
+            lengths={**form.lengths, "expert": 1},
+            ours_in={"expert": (number, count)},
+        )
 
 
 def places_of(shape: ModelShape, layout: StateDictLayout) -> Iterator[LayerPlace]:
@@ -178,7 +194,7 @@ def _stack(layout: StateDictLayout) -> str:
 
 def _cut(ours: str, form: Form, *, place: LayerPlace | None, layout: StateDictLayout) -> Link:
     """The link of a form for one state dict: its layer, its part of the axis that tp cuts, and padding."""
-    lengths, theirs_in, ours_in = dict(form.lengths), dict(form.theirs_in), {}
+    lengths, theirs_in, ours_in = dict(form.lengths), dict(form.theirs_in), dict(form.ours_in)
     theirs, dims = layout.prefix + form.tensor, form.theirs
     if place is not None:
         at = "" if layout.stacked else f"{place.number}."

@@ -26,6 +26,7 @@ from trainer.kernels.scores import ScoreShape
 
 HALF = (torch.bfloat16, torch.float16)
 MASK_MULTIPLE = 16  # of the keys of a mask in memory, which PyTorch would otherwise copy in each call
+GROUPED_ALIGNMENT = 8  # elements of 16 bits: torch's grouped products need rows of a multiple of 16 bytes
 FLEX_VARIANTS = 64  # lengths and options that are compiled before PyTorch falls back to full matrices of scores
 
 
@@ -292,3 +293,30 @@ def _varlen_options(scale: float | None, *, grouped: bool, causal: bool = True) 
     if grouped:
         options["enable_gqa" if "enable_gqa" in parameters else "repeat"] = True
     return options
+
+
+def grouped_product(x_MI: Tensor, weight_EOI: Tensor, end_E: Tensor) -> Tensor:
+    """See plain.grouped_product; rows of no group have no meaning."""
+    if not _can_group(x_MI, weight_EOI.shape[1:]):
+        return plain.grouped_product(x_MI, weight_EOI, end_E)
+    return F.grouped_mm(x_MI, weight_EOI.transpose(1, 2), offs=end_E)
+
+
+def add_grouped_product(
+    target_EOI: Tensor, dy_MO: Tensor, *, x_MI: Tensor, end_E: Tensor, overwrite: bool = False
+) -> None:
+    """See plain.add_grouped_product; the product is rounded to 16 bits before it is added."""
+    if not _can_group(x_MI, target_EOI.shape[1:]):
+        plain.add_grouped_product(target_EOI, dy_MO, x_MI=x_MI, end_E=end_E, overwrite=overwrite)
+        return
+    product_EOI = F.grouped_mm(dy_MO.t(), x_MI, offs=end_E)
+    if overwrite:
+        target_EOI.copy_(product_EOI)
+    else:
+        target_EOI.add_(product_EOI)
+
+
+def _can_group(x: Tensor, widths: torch.Size) -> bool:
+    """Whether torch's grouped products take these: they begin without waiting for the host, which loops do."""
+    is_16_bit = x.dtype in (torch.bfloat16, torch.float16)
+    return is_16_bit and hasattr(F, "grouped_mm") and not any(width % GROUPED_ALIGNMENT for width in widths)

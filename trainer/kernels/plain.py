@@ -121,6 +121,9 @@ def _value_and_slope(activation: str, x: Tensor) -> tuple[Tensor, Tensor]:
     if activation == "geglu":
         normal = 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
         return x * normal, normal + x * (-0.5 * x * x).exp() / math.sqrt(2 * math.pi)
+    if activation == "quick_geglu":
+        sigmoid = (1.702 * x).sigmoid()
+        return x * sigmoid, sigmoid * (1 + 1.702 * x * (1 - sigmoid))
     root = math.sqrt(2 / math.pi)
     tanh = (root * (x + 0.044715 * x**3)).tanh()
     inner = root * (1 + 3 * 0.044715 * x * x)
@@ -433,6 +436,37 @@ def add_product(target: Tensor, dy_NO: Tensor, *, x_NI: Tensor, overwrite: bool 
         torch.mm(left, right, out=target, **options)
     else:
         torch.addmm(target, left, right, out=target, **options)
+
+
+def grouped_product(x_MI: Tensor, weight_EOI: Tensor, end_E: Tensor) -> Tensor:
+    """x W_e^T of each row with the weight of its group: [M, O]; rows of no group are 0.
+
+    Args:
+        end_E: int32, where the rows of each group end; the first group begins at row 0.
+    """
+    y_MO = x_MI.new_zeros(len(x_MI), weight_EOI.shape[1])
+    for expert, start, stop in _groups(end_E):
+        torch.mm(x_MI[start:stop], weight_EOI[expert].t(), out=y_MO[start:stop])
+    return y_MO
+
+
+def add_grouped_product(
+    target_EOI: Tensor, dy_MO: Tensor, *, x_MI: Tensor, end_E: Tensor, overwrite: bool = False
+) -> None:
+    """dy^T x of the rows of each group, added to its part of `target`, or overwriting it."""
+    if overwrite:
+        target_EOI.zero_()
+    for expert, start, stop in _groups(end_E):
+        add_product(target_EOI[expert], dy_MO[start:stop], x_NI=x_MI[start:stop])
+
+
+def _groups(end_E: Tensor) -> Iterator[tuple[int, int, int]]:
+    """(group, first row, row behind the last) of groups with rows; in a rehearsal there are none."""
+    start = 0
+    for expert, stop in enumerate([] if end_E.is_meta else end_E.tolist()):
+        if stop > start:
+            yield expert, start, stop
+        start = stop
 
 
 def dropout(x_NF: Tensor, sample_N: Tensor, position_N: Tensor, key_2: Tensor, probability: float) -> Tensor:

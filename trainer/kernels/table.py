@@ -59,6 +59,8 @@ class Kernels:
     muon_apply_: Kernel = plain.muon_apply_
     orthogonalize: Kernel = plain.orthogonalize
     add_product: Kernel = plain.add_product
+    grouped_product: Kernel = plain.grouped_product
+    add_grouped_product: Kernel = plain.add_grouped_product
 
 
 PLAIN = Kernels()
@@ -109,6 +111,8 @@ NOT_COMPILED = (
     "ragged_attention",
     "orthogonalize",
     "add_product",
+    "grouped_product",
+    "add_grouped_product",
 )
 # Computed from the stored sum; otherwise the first pass would normalize the sum before it was rounded.
 ROUNDED = ("rms_norm", "layer_norm")
@@ -132,6 +136,8 @@ def compiled() -> Kernels:
         bias_mask=gpu.bias_mask,
         paged_attention=paged_attention.paged_attention,
         ragged_attention=gpu.ragged_attention,
+        grouped_product=gpu.grouped_product,
+        add_grouped_product=gpu.add_grouped_product,
         **made,
     )
 

@@ -11,7 +11,7 @@ from typing import Literal
 from trainer.kernels.scores import ScoreShape
 
 Scaling = Literal["none", "linear", "ntk", "yarn", "llama3", "longrope"]
-GATED = ("swiglu", "geglu", "geglu_tanh")
+GATED = ("swiglu", "geglu", "geglu_tanh", "quick_geglu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +112,42 @@ class MLPShape:
     bias: bool
     clamp: float = 0.0
     offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEShape:
+    """Experts in place of feed-forward layers: keys of [model.moe], see there.
+
+    Args:
+        num_experts: E. top_k: K. ffn_hidden_size: F of an expert. shared_ffn_hidden_size: 0: there is no shared one.
+        weight_scale: factor of the weights of chosen experts.
+        groups, groups_per_token: 1: all experts are one group.
+        capacity_factor: 0: no slot is dropped.
+    """
+
+    num_experts: int
+    top_k: int
+    ffn_hidden_size: int
+    interval: int = 1
+    layers: tuple[int, ...] = ()
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalize_weights: bool = True
+    weight_scale: float = 1.0
+    groups: int = 1
+    groups_per_token: int = 1
+    expert_bias: bool = False
+    expert_bias_rate: float = 1e-3
+    balance: Literal["sequence", "microbatch", "none"] = "sequence"
+    balance_factor: float = 0.0
+    z_loss_factor: float = 0.0
+    capacity_factor: float = 0.0
+    capacity_of: Literal["row", "microbatch"] = "row"
+    drop: Literal["weight", "position"] = "weight"
+    shared_ffn_hidden_size: int = 0
+    shared_gate: bool = False
+
+    def has_experts(self, number: int) -> bool:
+        """Whether this block has experts; the others have a feed-forward layer."""
+        if self.layers:
+            return number < len(self.layers) and bool(self.layers[number])
+        return number % self.interval == 0

@@ -52,6 +52,8 @@ def activation(told: dict[str, Any]) -> str:
     """Megatron computes GELU by tanh where it is fused with the bias."""
     if told["activation"] == "silu":
         return "swiglu"
+    if told["activation"] == "quick_gelu":
+        return "quick_geglu"
     exact = not told.get("extra", {}).get("bias_activation_fusion") and told["activation"] == "gelu"
     if told["gated_linear_unit"]:
         return "geglu" if exact else "geglu_tanh"

@@ -8,8 +8,17 @@ from trainer.models.gpt.cost import flops_per_token, stage_cost
 from trainer.models.gpt.huggingface import HUGGING_FACE
 from trainer.models.gpt.megatron import MEGATRON
 from trainer.models.gpt.memory import activation_bytes
-from trainer.models.gpt.params import parameter_table
-from trainer.models.gpt.shape import decode_state, effective_keys, function_keys, gpt_shape, kinds, scores_of
+from trainer.models.gpt.params import buffer_table, parameter_table
+from trainer.models.gpt.shape import (
+    counts,
+    decode_state,
+    effective_keys,
+    function_keys,
+    gpt_shape,
+    kinds,
+    losses,
+    scores_of,
+)
 
 FAMILY = Family(
     shape=gpt_shape,
@@ -26,6 +35,10 @@ FAMILY = Family(
     function=function_keys,
     effective=effective_keys,
     build=built_by("trainer.models.gpt.model", "build_gpt"),
+    sections=("moe",),
+    buffers=buffer_table,
+    losses=losses,
+    counts=counts,
     hugging_face=HUGGING_FACE,
     megatron=MEGATRON,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.config.presets import PRESETS
-from trainer.config.sections import ModelSection, RunConfig
+from trainer.config.sections import ModelSection, MoESection, RunConfig
 from trainer.layers.shapes import GATED
 from trainer.models.arithmetic import common_divisors, listed, round_up
 from trainer.models.gpt.shape import ffn_hidden_size, head_dim
@@ -19,6 +19,7 @@ def model_problems(config: RunConfig) -> Iterator[str]:
     yield from _size_problems(config)
     yield from _option_problems(config.model)
     yield from _longrope_problems(config)
+    yield from _expert_problems(config)
     if config.model.norm_zero_centered and config.kernels.norm not in ("auto", "plain", "compiled"):
         yield (
             f'kernels.norm="{config.kernels.norm}" has no weights that are stored less 1 (model.norm_zero_centered); '
@@ -31,6 +32,11 @@ def cut_by_tp(config: RunConfig) -> dict[str, int]:
     model = config.model
     sizes = {"model.num_heads": model.num_heads}
     sizes["model.ffn_hidden_size" + ("" if model.ffn_hidden_size else " (derived)")] = ffn_hidden_size(config)
+    if model.moe is not None:
+        if model.moe.ffn_hidden_size:
+            sizes["model.moe.ffn_hidden_size"] = model.moe.ffn_hidden_size
+        if model.moe.shared_ffn_hidden_size:
+            sizes["model.moe.shared_ffn_hidden_size"] = model.moe.shared_ffn_hidden_size
     if config.mesh.sequence_parallel:
         sizes["train.sequence_length"] = config.train.sequence_length
     return sizes
@@ -163,3 +169,74 @@ def _longrope_problems(config: RunConfig) -> Iterator[str]:
             )
     if model.rope_original_length == 1:
         yield "model.rope_original_length=1 is too short for longrope; set it to at least 2"
+
+
+def _expert_problems(config: RunConfig) -> Iterator[str]:
+    """Rules between the keys of [model.moe], and with the layout."""
+    moe, mesh = config.model.moe, config.mesh
+    if moe is None:
+        return
+    experts, top_k = moe.num_experts, moe.top_k
+    if top_k > experts:
+        yield f"model.moe.top_k={top_k} is above model.moe.num_experts={experts}; choose at most {experts}"
+    else:
+        yield from _group_problems(moe)
+    yield from _pattern_problems(config)
+    if moe.expert_bias and moe.score != "sigmoid":
+        yield (
+            f'model.moe.expert_bias=True needs model.moe.score="sigmoid", not "{moe.score}"; set that, or balance by '
+            "model.moe.balance"
+        )
+    if moe.shared_gate and not moe.shared_ffn_hidden_size:
+        yield "model.moe.shared_gate=True needs model.moe.shared_ffn_hidden_size; set it, or leave the gate out"
+    if not moe.capacity_factor:
+        for key, neutral in (("capacity_of", "row"), ("drop", "weight")):
+            if (value := getattr(moe, key)) != neutral:
+                yield f'model.moe.{key}="{value}" needs a model.moe.capacity_factor; set it, or leave {key} out'
+    elif mesh.cp > 1 or (mesh.sequence_parallel and mesh.tp > 1):
+        divided = f"mesh.cp={mesh.cp}" if mesh.cp > 1 else f"mesh.tp={mesh.tp} with mesh.sequence_parallel"
+        yield (
+            f"model.moe.capacity_factor={moe.capacity_factor:g} is a limit for the tokens of whole rows, but "
+            f"{divided} divides rows among ranks; leave the capacity out, or set mesh.cp=1 and "
+            "mesh.sequence_parallel=false"
+        )
+
+
+def _pattern_problems(config: RunConfig) -> Iterator[str]:
+    """The layers with experts."""
+    moe, layers = config.model.moe, config.model.num_layers
+    assert moe is not None, "the model has experts"
+    if not moe.layers:
+        return
+    if len(moe.layers) != layers:
+        yield (
+            f"model.moe.layers is about {len(moe.layers)} layers, but model.num_layers={layers}; give 0 or 1 for each, "
+            "or set model.moe.interval"
+        )
+    if not any(moe.layers):
+        yield "model.moe.layers has no layer with experts; set a 1, or leave [model.moe] out"
+    if moe.interval != 1:
+        yield f"model.moe.interval={moe.interval} and model.moe.layers are both set; leave one of them out"
+
+
+def _group_problems(moe: MoESection) -> Iterator[str]:
+    """Groups of experts have equal sizes, and enough experts for a token."""
+    groups, kept = moe.groups, moe.groups_per_token
+    if groups is None:
+        if kept is not None:
+            yield f"model.moe.groups_per_token={kept} needs model.moe.groups; set it, or leave groups_per_token out"
+        return
+    if moe.num_experts % groups:
+        yield (
+            f"model.moe.num_experts={moe.num_experts} cannot be divided into model.moe.groups={groups}; choose from "
+            f"{listed(common_divisors(moe.num_experts))}"
+        )
+        return
+    each = moe.num_experts // groups
+    if kept is not None and kept > groups:
+        yield f"model.moe.groups_per_token={kept} is above model.moe.groups={groups}; choose at most {groups}"
+    elif kept is not None and kept < groups and (moe.top_k % kept or moe.top_k // kept > each):
+        yield (
+            f"model.moe.top_k={moe.top_k} experts cannot be chosen evenly from model.moe.groups_per_token={kept} "
+            f"groups of {each}; choose a multiple of {kept}, up to {kept * each}"
+        )

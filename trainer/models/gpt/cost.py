@@ -1,8 +1,9 @@
 """The cost of a microbatch on a GPT stage on one rank: operations, bytes moved, bytes sent. Pure, no torch.
 
 Counts the work of this package's kernels, forward and backward: products of linear layers, causal attention with half
-of its scores, and the memory traffic of everything between them. Attention is counted over the tokens that a layer
-attends to: its window, and only the document if documents are kept apart. plan/devices.py converts this to time.
+of its scores, and the memory traffic of everything between them. Of experts those count that compute a token. Attention
+is counted over the tokens that a layer attends to: its window, and only the document if documents are kept apart.
+plan/devices.py converts this to time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import chunks
 from trainer.models.family import StageCost
 from trainer.models.gpt.params import num_parameters
-from trainer.models.gpt.shape import GPTShape, kinds, scores_of
+from trainer.models.gpt.shape import GPTShape, blocks_with_experts, kinds, scores_of
 from trainer.parallel.params import Place
 
 BACKWARD_PRODUCTS, BACKWARD_ATTENTION = 2.0, 2.5  # operations of a backward pass, relative to its forward pass
@@ -74,7 +75,7 @@ def stage_cost(
             moved += forward.norms / 2 + forward.activation
     width, e = shape.hidden_size, element
     # Gradients of weights are accumulated in fp32: read and written once per microbatch.
-    weight_bytes = 8.0 * sum(_weights(shape, place) for _ in blocks)
+    weight_bytes = 8.0 * sum(_weights(shape, place, kind_of[number]) for number in blocks)
     if place.is_last:
         rows = shape.padded_vocab_size / place.tp_size
         products += 2 * width * rows * (1 + BACKWARD_PRODUCTS) * shape.predicted
@@ -102,15 +103,26 @@ def _forward(shape: GPTShape, place: Place, *, kind: str, document_lengths: tupl
     scores = scores_of(shape, kind)
     seen = _seen(scores.window, document_lengths) if scores.causal else sum(document_lengths) / len(document_lengths)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    inner, rows, sorted_rows = float(shape.ffn_hidden_size), 1.0, 0.0
+    if shape.moe is not None and kind.endswith("experts"):
+        inner, rows = _active_inner(shape), float(shape.moe.top_k)
+        sorted_rows = 6.0 * rows * width  # copied into the order of experts and back, each read and written
     return _Forward(
-        products=2 * _weights(shape, place),
+        products=2 * _active_weights(shape, place, kind),
         attention=4 * seen * shape.num_heads * shape.head_dim / tp,
-        norms=_norms_moved(shape) * width / (tp if place.sequence_parallel else 1),
+        norms=_norms_moved(shape) * width / (tp if place.sequence_parallel else 1) + sorted_rows,
         heads=(2 * heads + (2 * (heads - shape.num_kv_heads * shape.head_dim) if shape.qk_norm else 0)) / tp,
-        activation=(3 if shape.gated else 2) * shape.ffn_hidden_size / tp,
-        inputs=2 * width + (shape.num_heads * shape.head_dim + shape.ffn_hidden_size) / tp,
-        outputs=2 * width + (heads + shape.ffn_hidden_size * (2 if shape.gated else 1)) / tp,
+        activation=(3 if shape.gated else 2) * inner / tp,
+        inputs=(1 + rows) * width + (shape.num_heads * shape.head_dim + inner) / tp,
+        outputs=(1 + rows) * width + (heads + inner * (2 if shape.gated else 1)) / tp,
     )
+
+
+def _active_inner(shape: GPTShape) -> float:
+    """Hidden features that a token passes in a block with experts."""
+    moe = shape.moe
+    assert moe is not None, "a block with experts"
+    return float(moe.top_k * moe.ffn_hidden_size + moe.shared_ffn_hidden_size)
 
 
 def _norms_moved(shape: GPTShape) -> float:
@@ -124,11 +136,33 @@ def _backward_moved(shape: GPTShape, forward: _Forward) -> float:
     return forward.norms + forward.heads + forward.activation * (5 / 3 if shape.gated else 3 / 2)
 
 
-def _weights(shape: GPTShape, place: Place) -> float:
+def _weights(shape: GPTShape, place: Place, kind: str) -> float:
     """Elements of a block's matrices on one rank."""
+    moe = shape.moe
+    if moe is None or not kind.endswith("experts"):
+        return _attention_weights(shape, place) + _matrices(shape, shape.ffn_hidden_size) / place.tp_size
+    inner = moe.num_experts * moe.ffn_hidden_size + moe.shared_ffn_hidden_size
+    router = shape.hidden_size * moe.num_experts
+    return _attention_weights(shape, place) + _matrices(shape, inner) / place.tp_size + router
+
+
+def _active_weights(shape: GPTShape, place: Place, kind: str) -> float:
+    """Those of them that a token is multiplied with."""
+    moe = shape.moe
+    if moe is None or not kind.endswith("experts"):
+        return _weights(shape, place, kind)
+    idle = (moe.num_experts - moe.top_k) * moe.ffn_hidden_size
+    return _weights(shape, place, kind) - _matrices(shape, idle) / place.tp_size
+
+
+def _attention_weights(shape: GPTShape, place: Place) -> float:
     width, inner = shape.hidden_size, shape.num_heads * shape.head_dim
-    attention = width * (2 * inner + 2 * shape.num_kv_heads * shape.head_dim)
-    return (attention + width * shape.ffn_hidden_size * (3 if shape.gated else 2)) / place.tp_size
+    return width * (2 * inner + 2 * shape.num_kv_heads * shape.head_dim) / place.tp_size
+
+
+def _matrices(shape: GPTShape, inner: int) -> float:
+    """Elements of a feed-forward layer."""
+    return shape.hidden_size * inner * (3 if shape.gated else 2)
 
 
 def _sent(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
@@ -140,7 +174,8 @@ def _sent(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
 def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:
     """Operations of forward and backward per token: 6 N + 12 H x (the sum of A over layers).
 
-    N counts the parameters that are multiplied: all except lookup tables (learned positions, an untied embedding). H =
+    N counts the parameters that are multiplied: all except lookup tables (learned positions, an untied embedding), and
+    of experts those that compute a token. H =
     heads x head_dim. A is the tokens that a layer attends to at most: the sequence length (Chowdhery et al. 2022, PaLM,
     appendix B), the layer's window if that is shorter, or the document if that is shorter still; a mean over
     `document_lengths`, see `Plan`. The half of the attention matrix that a causal mask hides is counted, as is usual,
@@ -153,7 +188,18 @@ def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:
         layers * sum(_attended(window, length) for length in document_lengths) / len(document_lengths)
         for window, layers in windows.items()
     )
-    return 6 * (num_parameters(shape) - lookups) + round(12 * shape.num_heads * shape.head_dim * attended)
+    return 6 * (active_parameters(shape) - lookups) + round(12 * shape.num_heads * shape.head_dim * attended)
+
+
+def active_parameters(shape: GPTShape) -> int:
+    """Elements of all logical tensors without the experts that do not compute a token."""
+    if shape.moe is None:
+        return num_parameters(shape)
+    each = round(_matrices(shape, shape.moe.ffn_hidden_size))
+    if shape.bias is True:
+        each += shape.moe.ffn_hidden_size * (2 if shape.gated else 1) + shape.hidden_size
+    idle = (shape.moe.num_experts - shape.moe.top_k) * each
+    return num_parameters(shape) - len(blocks_with_experts(shape)) * idle
 
 
 def _attended(window: int, length: int) -> int:

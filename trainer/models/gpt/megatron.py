@@ -26,6 +26,10 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "mlp.gate": "mlp.linear_fc1",
         "mlp.up": "mlp.linear_fc1",
         "mlp.down": "mlp.linear_fc2",
+        "mlp.router": "mlp.router",
+        "mlp.shared.gate": "mlp.shared_experts.linear_fc1",
+        "mlp.shared.up": "mlp.shared_experts.linear_fc1",
+        "mlp.shared.down": "mlp.shared_experts.linear_fc2",
         "embedding": "embedding.word_embeddings",
         "positions": "embedding.position_embeddings",
         "final_norm": "decoder.final_layernorm",
@@ -44,20 +48,42 @@ def tensor(name: str, size: tuple[int, ...], shape: GPTShape, version: float, fu
     if rest == "attention.sink":
         return Form("self_attention.core_attention.softmax_offset", "row", "row", {"row": size[0]}, cut="row")
     part, kind = rest.rsplit(".", 1)
+    if part.startswith("mlp.experts."):
+        return _of_experts(part.rsplit(".", 1)[1], kind, size=size, shape=shape, fused=fused)
+    if part == "mlp.shared_gate":
+        lengths = dict(zip(("row", "column"), size, strict=True))
+        return Form("mlp.shared_experts.gate_weight", "row column", "row column", lengths)
     theirs = f"{_FUSED[part]}{kind}" if part in _FUSED and fused else f"{_NAMES[part]}.{kind}"
     columns = " column" if len(size) == 2 else ""
     lengths = dict(zip(("row", "column"), size, strict=False))
     if part in ("attention.q", "attention.k", "attention.v"):
         return _qkv(theirs, part, columns, lengths=lengths, shape=shape, version=version)
-    if part in ("mlp.gate", "mlp.up") and shape.gated:
-        half = {"half": (int(part == "mlp.up"), 2)}
+    if part.removeprefix("mlp.").removeprefix("shared.") in ("gate", "up") and shape.gated:
+        half = {"half": (int(part.endswith(".up")), 2)}
         return Form(theirs, f"row{columns}", f"(half row){columns}", lengths, half, "row")
     cut = ""
-    if part in ("mlp.up", "embedding", "head"):
+    if part in ("mlp.up", "mlp.shared.up", "embedding", "head"):
         cut = "row"
-    elif part in ("attention.out", "mlp.down") and columns:
+    elif part in ("attention.out", "mlp.down", "mlp.shared.down") and columns:
         cut = "column"
     return Form(theirs, f"row{columns}", f"row{columns}", lengths, {}, cut)
+
+
+def _of_experts(part: str, kind: str, *, size: tuple[int, ...], shape: GPTShape, fused: bool) -> Form:
+    """All experts of a layer: one tensor in torch_dist, elsewhere one of each, whose names depend on its module."""
+    layer, columns = "linear_fc2" if part == "down" else "linear_fc1", " column" if len(size) == 3 else ""
+    lengths = dict(zip(("expert", "row", "column"), size, strict=False))
+    half = {"half": (int(part == "up"), 2)} if part != "down" and shape.gated else {}
+    rows = f"{'(half row)' if half else 'row'}{columns}"
+    cut = "row" if part != "down" else "column" if columns else ""
+
+    def apart(number: int) -> str:
+        if fused:  # of Transformer Engine's grouped layers
+            return f"mlp.experts.{layer}.{kind}{number}"
+        return f"mlp.experts.local_experts.{number}.{layer}.{kind}"
+
+    stacked = f"mlp.experts.experts.{layer}.{kind}"
+    return Form(stacked, f"expert row{columns}", f"expert {rows}", lengths, half, cut, apart=apart)
 
 
 def _qkv(theirs: str, part: str, columns: str, *, lengths: Mapping[str, int], shape: GPTShape, version: float) -> Form:

@@ -8,6 +8,8 @@ counted. Within 1.5 % of what an H200 held (docs/design/one-gpu.md). Pure, no to
 
 from __future__ import annotations
 
+import functools
+
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import RecomputedChunk, chunks
 from trainer.models.gpt.shape import GPTShape, kinds
@@ -34,14 +36,19 @@ def activation_bytes(
     """
     blocks, hidden_bytes = place.blocks(shape.num_layers), tokens * shape.hidden_size * element
     stream = hidden_bytes // (place.tp_size if place.sequence_parallel else 1)
-    # A window keeps as much as full attention.
-    block = block_bytes(shape, place, tokens=tokens, element=element, recompute=recompute, cp=cp, float8=float8)
-    of_kind = dict.fromkeys(kinds(shape), block)
+    how = functools.partial(
+        block_bytes, shape, place, tokens=tokens, element=element, recompute=recompute, cp=cp, float8=float8
+    )
+    of_kind = {kind: how(experts=kind.endswith("experts")) for kind in {*kinds(shape)}}  # a window changes nothing
     of_block = [of_kind[kind] for kind in kinds(shape)]
     parts = [RecomputedChunk(blocks, False)]
     if recompute.mode == "full":
         parts = chunks(blocks, method=recompute.method, layers=recompute.layers)
     inner = tokens * (shape.ffn_hidden_size // place.tp_size) * element
+    if shape.moe is not None:  # of the experts' rows also their input and its gradient
+        rows = tokens * shape.moe.top_k
+        of_experts = rows * (shape.moe.ffn_hidden_size // place.tp_size) * element
+        inner = max(inner, of_experts + rows * shape.hidden_size * element)
     inner *= (2 if shape.gated else 1) + (recompute.mode == "selective")  # of a nonlinearity's backward pass
     if float8:  # the gradient of the first projection, rounded, with its transpose
         inner += 2 * tokens * (shape.ffn_hidden_size // place.tp_size) * (2 if shape.gated else 1)
@@ -66,12 +73,24 @@ def block_bytes(
     recompute: RecomputeSection,
     cp: int = 1,
     float8: bool = False,
+    experts: bool = False,
 ) -> int:
-    """Bytes that one block keeps unless it is recomputed as a whole; keys and values are those of whole rows."""
+    """Bytes that one block keeps unless it is recomputed as a whole; keys and values are those of whole rows.
+
+    Args:
+        experts: whether it has experts, of which tokens are kept once, and hidden features for each expert of a token.
+    """
     tp, wide = place.tp_size, max(element, 4)
     mine = tokens // tp if place.sequence_parallel else tokens
     heads, groups = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)
     inner = shape.ffn_hidden_size // tp
+    routing = 0
+    if experts and shape.moe is not None:
+        moe = shape.moe
+        inner = (moe.top_k * moe.ffn_hidden_size + moe.shared_ffn_hidden_size) // tp
+        # Logits, scores and their shares in fp32; of slots their weights, places, and whose they are.
+        routing = mine * 4 * moe.num_experts * wide + tokens * moe.top_k * (2 * wide + 3 * 8)
+        routing += mine * shape.hidden_size * element if moe.shared_gate else 0
     sums = mine * shape.hidden_size * (shape.kept_sums + shape.out_norms)
     inside = tokens * (2 * heads + 2 * groups * cp) * shape.head_dim + tokens * inner * (2 if shape.gated else 1)
     cheap = mine * shape.hidden_size * shape.in_norms + tokens * inner
@@ -86,4 +105,4 @@ def block_bytes(
         # Inputs of linear layers rounded to one byte, that of attention's projection beside attention's own copy.
         first = 2 * mine * shape.hidden_size * (element if place.sequence_parallel else 1)
         kept = first + tokens * (inner + heads * shape.head_dim)
-    return (sums + inside) * element + kept + statistics * wide
+    return (sums + inside) * element + kept + statistics * wide + routing

@@ -26,6 +26,7 @@ from trainer.layers.block_hooks import BlockHooks, enter_block, leave_block
 from trainer.layers.context_rows import ContextRows
 from trainer.layers.dropout import Dropout, TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
+from trainer.layers.experts import MoE
 from trainer.layers.head import capped, head_loss
 from trainer.layers.linear import column_product
 from trainer.layers.mlp import MLP
@@ -33,10 +34,18 @@ from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import RecomputedChunk, chunks
 from trainer.layers.rope import Rotation, Rotations, rotation
+from trainer.layers.router import RouterLosses, Rows
 from trainer.layers.shapes import AttentionShape, RopeShape
 from trainer.models.family import DecodeState
-from trainer.models.gpt.shape import GPTShape, attention_shape, decode_state, kinds, mlp_shape
-from trainer.models.stage import LossFunction, Microbatch, Tensors, only_tokens, summed
+from trainer.models.gpt.shape import (
+    GPTShape,
+    attention_shape,
+    decode_state,
+    expert_shape,
+    kinds,
+    mlp_shape,
+)
+from trainer.models.stage import LossFunction, Microbatch, NamedLoss, Tensors, only_tokens, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_columns
 from trainer.parallel.params import Place
@@ -47,6 +56,8 @@ class Context(NamedTuple):
 
     sequences: Sequences
     places: TokenPlaces | None
+    batch: Microbatch
+    cp: Group
 
     def of_block(self, number: int) -> Context:
         """The same for one block, which in generation has pages of its own."""
@@ -76,7 +87,11 @@ class Block(nn.Module):
         self.attention = Attention(self.attention_shape(shape, number), parallel, kernels=kernels, dropout=weights)
         self.attention_out_norm = make_norm(shape, kernels) if leaves else None
         self.mlp_norm = make_norm(shape, kernels) if enters else None
-        self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
+        self.number, self.moe = number, shape.moe
+        if self.moe is not None and self.moe.has_experts(number):
+            self.mlp: MLP | MoE = MoE(self.moe, expert_shape(shape), parallel, kernels=kernels)
+        else:
+            self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
         self.mlp_out_norm = make_norm(shape, kernels) if leaves else None
         self.selective, self.multiplier = selective, shape.residual_multiplier
         self.drop_attention = site(shape.hidden_dropout, site="attention")
@@ -105,8 +120,38 @@ class Block(nn.Module):
 
     def mlp_branch(self, y_ND: Tensor, context: Context) -> Tensor:
         """What the MLP adds, of what it reads."""
-        branch_ND = self.mlp(y_ND, recompute=self.selective)
+        if isinstance(self.mlp, MoE):
+            branch_ND = self._experts(self.mlp, y_ND, context)
+        else:
+            branch_ND = self.mlp(y_ND, recompute=self.selective)
         return self.drop_mlp(self._left(self.mlp_out_norm, branch_ND), context.places)
+
+    def _experts(self, mlp: MoE, y_ND: Tensor, context: Context) -> Tensor:
+        """What experts add; their losses and counts go to the microbatch."""
+        batch = context.batch
+        rows = Rows(
+            batch.tokens_BS.shape[0],
+            batch.tokens_BS.shape[1],
+            context.cp,
+            drops=batch.step is None,
+            measured=batch.losses is not None,
+        )
+        branch_ND, losses = mlp(y_ND, rows, recompute=self.selective)
+        if losses is not None:
+            self._report(losses, batch)
+        return branch_ND
+
+    def _report(self, losses: RouterLosses, batch: Microbatch) -> None:
+        moe = self.moe
+        assert moe is not None and batch.losses is not None and batch.counts is not None, "losses were measured"
+        batch.counts[f"experts_{self.number}"] = losses.counts
+        for name, (total, weight), factor in (
+            ("balance", losses.balance, 0.0 if moe.balance == "none" else moe.balance_factor),
+            ("z", losses.z, moe.z_loss_factor),
+        ):
+            if factor:
+                weight_1 = torch.full((), weight, dtype=total.dtype, device=total.device)
+                batch.losses[f"{name}_{self.number}"] = NamedLoss(total, weight_1, factor)
 
     def _left(self, norm: Norm | None, branch_ND: Tensor) -> Tensor:
         if norm is not None:
@@ -232,6 +277,18 @@ class GPT(nn.Module):
         batch = only_tokens(tokens_BS)
         return self._local_logits(*self._through_blocks(received, batch)).view(*tokens_BS.shape, -1)
 
+    def next_buffers(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Biases of experts: raised where an expert had less than its share of the step's tokens, or else lowered."""
+        buffers, moe = dict(self.named_buffers()), self.shape.moe
+        found: dict[str, Tensor] = {}
+        for number in self.place.blocks(self.shape.num_layers):
+            name = f"blocks.{number}.mlp.router.expert_bias"
+            if moe is not None and name in buffers:
+                load_E = counts[f"experts_{number}"][: moe.num_experts]
+                change_E = torch.sign(load_E.sum() - moe.num_experts * load_E)  # whole numbers: exact
+                found[name] = buffers[name] + moe.expert_bias_rate * change_E
+        return found
+
     def decode_states(self) -> Mapping[int, DecodeState]:
         """See `Stage`."""
         every = kinds(self.shape)
@@ -322,7 +379,8 @@ class GPT(nn.Module):
                 batch.samples_B, length, mine=self.parallel.local_tokens(rows * length), columns_S=batch.columns_S
             )
         context = None if batch.columns_S is None else ContextRows(self.cp, batch.columns_S)
-        return Context(Sequences(rows, length, turn, documents, batch.samples_B, context, batch.step), places)
+        sequences = Sequences(rows, length, turn, documents, batch.samples_B, context, batch.step)
+        return Context(sequences, places, batch, self.cp)
 
     def _vocabulary(self) -> VocabularyEmbedding:
         shape = self.shape

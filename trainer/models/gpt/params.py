@@ -32,7 +32,8 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
     for i in place.blocks(shape.num_layers):
         table.block = i + 1
-        table.attention_and_mlp(f"blocks.{i}", shape, residual_std=residual_std)
+        has_experts = shape.moe is not None and shape.moe.has_experts(i)
+        table.attention_and_mlp(f"blocks.{i}", shape, residual_std=residual_std, experts=has_experts)
     table.block = shape.num_layers + 1
     if place.is_last:
         table.norm("final_norm", shape)
@@ -41,14 +42,26 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     return tuple(table.specs)
 
 
+def buffer_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
+    """The biases that balance experts."""
+    table = Table(place)
+    for i in place.blocks(shape.num_layers):
+        if shape.moe is not None and shape.moe.expert_bias and shape.moe.has_experts(i):
+            table.block = i + 1
+            table.whole(
+                f"blocks.{i}.mlp.router.expert_bias", (shape.moe.num_experts,), std=0.0, decay=False, partial=()
+            )
+    return tuple(table.specs)
+
+
 def num_parameters(shape: GPTShape) -> int:
     """Elements of all logical tensors, without padding and tensor-parallel copies."""
     return num_elements(parameter_table(shape, Place()))
 
 
-def _up(shape: GPTShape) -> list[tuple[str, int]]:
+def _up(shape: GPTShape, inner: int) -> list[tuple[str, int]]:
     names = ("gate", "up") if shape.gated else ("up",)
-    return [(name, shape.ffn_hidden_size) for name in names]
+    return [(name, inner) for name in names]
 
 
 class Table:
@@ -64,7 +77,7 @@ class Table:
         self.block = 0
         self.specs: list[ParamSpec] = []
 
-    def attention_and_mlp(self, block: str, shape: GPTShape, *, residual_std: float) -> None:
+    def attention_and_mlp(self, block: str, shape: GPTShape, *, residual_std: float, experts: bool = False) -> None:
         """A block of a GPT."""
         width, inner, bias = shape.hidden_size, shape.num_heads * shape.head_dim, shape.bias is True
         if shape.in_norms:
@@ -75,10 +88,57 @@ class Table:
             self.norm(f"{block}.attention_out_norm", shape)
         if shape.in_norms == 2:
             self.norm(f"{block}.mlp_norm", shape)
-        self.columns(f"{block}.mlp.up", _up(shape), width, std=shape.init_std, bias=bias)
-        self.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=bias)
+        if experts:
+            self.experts(f"{block}.mlp", shape, residual_std=residual_std)
+        else:
+            self.columns(f"{block}.mlp.up", _up(shape, shape.ffn_hidden_size), width, std=shape.init_std, bias=bias)
+            self.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=bias)
         if shape.out_norms:
             self.norm(f"{block}.mlp_out_norm", shape)
+
+    def experts(self, name: str, shape: GPTShape, *, residual_std: float) -> None:
+        """A router, experts whose hidden features are divided over tp, and the expert of every token."""
+        moe, width, std, bias = shape.moe, shape.hidden_size, shape.init_std, shape.bias is True
+        assert moe is not None, "a block with experts"
+        count, part = moe.num_experts, moe.ffn_hidden_size // self.tp_size
+        self.whole(f"{name}.router.weight", (count, width), std=std, decay=True)
+        if bias:
+            self.whole(f"{name}.router.bias", (count,), std=std, decay=False)  # not 0, as in Megatron
+        names, inside = [half for half, _ in _up(shape, part)], f"{name}.experts"
+        for kind, rest, spread in ((".weight", (width,), std), (".bias", (), 0.0))[: 1 + bias]:
+            pieces = [
+                Piece(
+                    name=f"{inside}.{half}{kind}",
+                    shape=(count, moe.ffn_hidden_size, *rest),
+                    start=(expert, self.tp_rank * part, *(0 for _ in rest)),
+                    size=(1, part, *rest),
+                    offset=(expert * len(names) + number) * part * math.prod(rest),
+                )
+                for expert in range(count)
+                for number, half in enumerate(names)
+            ]
+            local, is_weight = (count, len(names) * part, *rest), bool(rest)
+            own = f"{inside}.up" if is_weight else f"{inside}.up_bias"
+            self._add(own, local, pieces, std=spread, decay=is_weight, matrix=is_weight)
+        piece = Piece(
+            name=f"{inside}.down.weight",
+            shape=(count, width, moe.ffn_hidden_size),
+            start=(0, 0, self.tp_rank * part),
+            size=(count, width, part),
+        )
+        self._add(f"{inside}.down", (count, width, part), [piece], std=residual_std, decay=True, matrix=True)
+        if bias:  # added by one of the ranks whose results are summed
+            partial = ("tp",) if self.tp_size > 1 else ()
+            logical = Piece(name=f"{inside}.down.bias", shape=(count, width), start=(0, 0), size=(count, width))
+            self._add(
+                f"{inside}.down_bias", (count, width), [logical], std=0.0, decay=False, copies=("tp",), partial=partial
+            )
+        if moe.shared_ffn_hidden_size:
+            inner = moe.shared_ffn_hidden_size
+            self.columns(f"{name}.shared.up", _up(shape, inner), width, std=std, bias=bias)
+            self.rows(f"{name}.shared.down", width, inner, std=residual_std, bias=bias)
+            if moe.shared_gate:
+                self.whole(f"{name}.shared_gate.weight", (1, width), std=std, decay=True)
 
     def heads(self, name: str, shape: GPTShape) -> None:
         """The projections to queries, keys and values.

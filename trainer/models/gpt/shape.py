@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from trainer.config.parse import own_keys
-from trainer.config.sections import ModelSection, RunConfig
+from trainer.config.sections import ModelSection, MoESection, RunConfig
 from trainer.kernels.scores import ScoreShape
-from trainer.layers.shapes import GATED, AttentionShape, MLPShape, NormShape, RopeShape
+from trainer.layers.shapes import GATED, AttentionShape, MLPShape, MoEShape, NormShape, RopeShape
 from trainer.models.arithmetic import round_up
 from trainer.models.family import DecodeState
 
@@ -39,7 +39,9 @@ _OF_SCALING = {
     "longrope": ("factor", "original_length", "short_factors", "long_factors"),
 }
 _SCALING_KEYS = {key for keys in _OF_SCALING.values() for key in keys}
-Kind = Literal["full", "window"]  # of a block
+# Keys of [model.moe] that training has, and that leave the function as it is.
+_MOE_TRAINING = ("expert_bias_rate", "balance", "balance_factor", "z_loss_factor")
+Kind = Literal["full", "window", "full experts", "window experts"]  # of a block: what it attends to, and its MLP
 VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
 
 
@@ -62,6 +64,7 @@ class GPTShape:
         logit_scale: factor of logits. embedding_multiplier: of the embeddings of tokens. residual_multiplier: of what
             attention and MLP add.
         hidden_dropout: probability in the embedding and in the output of each block.
+        moe: the blocks with experts in place of an MLP; None: there are none.
     """
 
     num_layers: int
@@ -81,7 +84,7 @@ class GPTShape:
     norm_bias: bool = True
     norm_zero_centered: bool = False
     block_norm: Literal["input", "output", "both"] = "input"
-    activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"]
+    activation: Literal["swiglu", "geglu", "geglu_tanh", "quick_geglu", "gelu", "gelu_erf", "relu", "squared_relu"]
     activation_clamp: float = 0.0
     activation_offset: float = 0.0
     bias: bool | Literal["qkv"]
@@ -95,6 +98,7 @@ class GPTShape:
     hidden_dropout: float = 0.0
     tie_embeddings: bool
     init_std: float
+    moe: MoEShape | None = None
 
     @property
     def gated(self) -> bool:
@@ -172,6 +176,33 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
         hidden_dropout=model.hidden_dropout,
         tie_embeddings=model.tie_embeddings,
         init_std=model.init_std,
+        moe=_moe_shape(model.moe, ffn_hidden_size(config)) if model.moe else None,
+    )
+
+
+def _moe_shape(moe: MoESection, ffn_hidden_size: int) -> MoEShape:
+    groups = moe.groups or 1
+    return MoEShape(
+        num_experts=moe.num_experts,
+        top_k=moe.top_k,
+        ffn_hidden_size=moe.ffn_hidden_size or ffn_hidden_size,
+        interval=moe.interval,
+        layers=moe.layers,
+        score=moe.score,
+        normalize_weights=moe.normalize_weights,
+        weight_scale=moe.weight_scale or 1.0,
+        groups=groups,
+        groups_per_token=moe.groups_per_token or groups,
+        expert_bias=moe.expert_bias,
+        expert_bias_rate=moe.expert_bias_rate,
+        balance=moe.balance,
+        balance_factor=moe.balance_factor,
+        z_loss_factor=moe.z_loss_factor,
+        capacity_factor=moe.capacity_factor or 0.0,
+        capacity_of=moe.capacity_of,
+        drop=moe.drop,
+        shared_ffn_hidden_size=moe.shared_ffn_hidden_size or 0,
+        shared_gate=moe.shared_gate,
     )
 
 
@@ -224,15 +255,50 @@ def mlp_shape(shape: GPTShape) -> MLPShape:
     )
 
 
+def expert_shape(shape: GPTShape) -> MLPShape:
+    """Sizes and choices of one expert."""
+    assert shape.moe is not None, "the model has experts"
+    return replace(mlp_shape(shape), inner=shape.moe.ffn_hidden_size)
+
+
 def kinds(shape: GPTShape) -> tuple[Kind, ...]:
-    """The kind of each block: what it attends to."""
+    """The kind of each block: what it attends to, and whether it has experts."""
     every = shape.window_interval if shape.scores.window else 1
-    return tuple("full" if every and (number + 1) % every == 0 else "window" for number in range(shape.num_layers))
+    found: list[Kind] = []
+    for number in range(shape.num_layers):
+        is_full = bool(every) and (number + 1) % every == 0
+        if shape.moe is not None and shape.moe.has_experts(number):
+            found.append("full experts" if is_full else "window experts")
+        else:
+            found.append("full" if is_full else "window")
+    return tuple(found)
 
 
 def scores_of(shape: GPTShape, kind: str) -> ScoreShape:
     """How attention changes scores in the blocks of a kind."""
-    return replace(shape.scores, window=0) if kind == "full" else shape.scores
+    return replace(shape.scores, window=0) if kind.startswith("full") else shape.scores
+
+
+def blocks_with_experts(shape: GPTShape) -> list[int]:
+    """Their numbers."""
+    return [number for number, kind in enumerate(kinds(shape)) if kind.endswith("experts")]
+
+
+def losses(shape: GPTShape) -> tuple[str, ...]:
+    """See `Family`."""
+    names: list[str] = []
+    if shape.moe is not None:
+        blocks = blocks_with_experts(shape)
+        if shape.moe.balance_factor and shape.moe.balance != "none":
+            names += [f"balance_{number}" for number in blocks]
+        if shape.moe.z_loss_factor:
+            names += [f"z_{number}" for number in blocks]
+    return tuple(names)
+
+
+def counts(shape: GPTShape) -> dict[str, int]:
+    """See `Family`: of each block with experts what RouterLosses in layers/router.py says."""
+    return {f"experts_{number}": shape.moe.num_experts + 2 for number in blocks_with_experts(shape) if shape.moe}
 
 
 def decode_state(shape: GPTShape, kind: str) -> DecodeState:
@@ -264,7 +330,24 @@ def ffn_hidden_size(config: RunConfig) -> int:
 
 def function_keys(shape: GPTShape) -> dict[str, Any]:
     """What decides the function, by keys of [model]: the shape without what the layout or the first weights decide."""
-    return {name: value for name, value in _settings(dataclasses.asdict(shape)) if name not in _NOT_FUNCTION}
+    values = dataclasses.asdict(shape)
+    values.pop("moe")
+    keys = {name: value for name, value in _settings(values) if name not in _NOT_FUNCTION}
+    return keys | _moe_keys(shape)
+
+
+def _moe_keys(shape: GPTShape) -> dict[str, Any]:
+    """The keys of [model.moe] that decide the function, with every layer that has experts."""
+    if shape.moe is None:
+        return {}
+    keys = {f"moe.{name}": value for name, value in dataclasses.asdict(shape.moe).items() if name not in _MOE_TRAINING}
+    del keys["moe.interval"]
+    keys["moe.layers"] = tuple(int(shape.moe.has_experts(number)) for number in range(shape.num_layers))
+    if not shape.moe.capacity_factor:
+        del keys["moe.capacity_of"], keys["moe.drop"]
+    if not shape.moe.shared_ffn_hidden_size:
+        del keys["moe.shared_gate"]
+    return keys
 
 
 def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -307,4 +390,6 @@ def effective_keys(config: RunConfig) -> dict[str, Any]:
         idle.add("window_interval")
     if model.norm != "layernorm":
         idle.add("norm_bias")
+    if model.moe is not None:
+        keys |= _moe_keys(gpt_shape(config, model.vocab_size or 1))
     return {name: value for name, value in keys.items() if name not in idle}

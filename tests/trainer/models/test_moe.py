@@ -1,0 +1,251 @@
+"""Experts: what the router chooses, what its losses are, and every layout against one rank in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import (
+    assemble,
+    check_same_gradients,
+    layouts,
+    logical,
+    microbatches,
+    reduced,
+    small_config,
+    with_documents,
+)
+from trainer.config.sections import MeshSection, MoESection, OptimizerSection, RecomputeSection
+from trainer.kernels.table import PLAIN
+from trainer.layers.base import Parallel
+from trainer.layers.experts import Experts
+from trainer.layers.router import Router, Rows
+from trainer.layers.shapes import MLPShape, MoEShape
+from trainer.models.family import family_of
+from trainer.models.gpt.cost import active_parameters
+from trainer.models.gpt.params import num_parameters
+from trainer.parallel.collectives import Group
+
+SOAK = pytest.mark.soak
+# Experts, groups, a shared one with a gate, two kinds of losses, a bias: one layer of four has an MLP.
+MOE = MoESection(
+    num_experts=6, top_k=2, ffn_hidden_size=16, layers=(1, 0, 1, 1), score="sigmoid", weight_scale=2.5, groups=3,
+    groups_per_token=2, expert_bias=True, expert_bias_rate=0.25, balance_factor=0.5, z_loss_factor=0.1,
+    shared_ffn_hidden_size=24, shared_gate=True,
+)  # fmt: skip
+SIMPLE = MoESection(num_experts=4, top_k=3, ffn_hidden_size=16, balance="microbatch", balance_factor=0.5)
+LAYOUTS = [
+    (4, {"tp": 2, "pp": 2, "sequence_parallel": True, "schedule": "zb_h1"}, {}),
+    (4, {"tp": 2, "cp": 2, "sequence_parallel": True}, {"sharding": "parameters", "recompute": "full"}),
+    pytest.param(2, {}, {"sharding": "gradients"}, marks=SOAK),
+    pytest.param(2, {"tp": 2}, {"recompute": "selective"}, marks=SOAK),
+    pytest.param(2, {"tp": 2, "sequence_parallel": True}, {"sharding": "none"}, marks=SOAK),
+    pytest.param(2, {"cp": 2}, {"documents": True}, marks=SOAK),
+    pytest.param(2, {"pp": 2}, {"recompute": "full"}, marks=SOAK),
+    pytest.param(2, {"pp": 2, "schedule": "zb_v"}, {"sharding": "gradients"}, marks=SOAK),
+    pytest.param(2, {"pp": 2, "schedule": "interleaved"}, {}, marks=SOAK),
+    pytest.param(4, {"tp": 2}, {"documents": True, "sharding": "parameters"}, marks=SOAK),
+    pytest.param(8, {"tp": 2, "cp": 2, "pp": 2, "sequence_parallel": True}, {}, marks=SOAK),
+]
+
+
+def _config(moe=MOE, *, shape="llama", sharding="state", recompute="none", optimizer="adamw", dtype="fp64", **mesh):
+    config = small_config(shape, dtype=dtype, optimizer=OptimizerSection(lr=1e-2, name=optimizer, sharding=sharding))
+    model = replace(config.model, num_layers=4, moe=moe)
+    return replace(config, model=model, mesh=MeshSection(**mesh), recompute=RecomputeSection(mode=recompute))
+
+
+def _run(context, config, documents=False):
+    """Reduced gradients of a step, and what three steps report and make of weights and biases."""
+    engine = layouts(context, config)
+    batches = [microbatches(engine, step) for step in range(3)]
+    if documents:
+        batches = [with_documents(batch) for batch in batches]
+    engine.add_gradients(batches[0])
+    gradients = reduced(engine)
+    engine.buffers.forget()
+    reports = [engine.step(batch, 1e-2).read() for batch in batches]
+    buffers = engine.model_buffers
+    return {
+        "gradients": gradients,
+        "weights": logical(engine.optimizer.owned, engine.optimizer.state["weight"]),
+        "buffers": [] if buffers is None else logical(buffers.holds, buffers.values),
+        "named": [report.named_losses for report in reports],
+        "counts": [report.counts for report in reports],
+        "losses": [(report.loss, report.grad_norm) for report in reports],
+    }
+
+
+def _whole(config, ranks, documents=False):
+    results = run_ranks(_run, ranks, config, documents)
+    whole = {
+        key: assemble([part for one in results for part in one[key]]) for key in ("gradients", "weights", "buffers")
+    }
+    return {**results[0], **whole}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    found = {}
+
+    def of(moe, documents=False, shape="llama"):
+        key = (moe, documents, shape)
+        if key not in found:
+            found[key] = _whole(_config(moe, shape=shape), 1, documents=documents)
+        return found[key]
+
+    return of
+
+
+def _check_same(got, expected):
+    check_same_gradients(got["gradients"], expected["gradients"])
+    np.testing.assert_allclose(got["losses"], expected["losses"], rtol=1e-9)
+    for kind in ("named", "counts"):
+        for one, other in zip(got[kind], expected[kind], strict=True):
+            assert one.keys() == other.keys() and one
+            for name in one:
+                np.testing.assert_allclose(one[name], other[name], rtol=1e-9, err_msg=name)
+    for name, values in expected["weights"].items():
+        np.testing.assert_allclose(got["weights"][name], values, rtol=1e-7, atol=1e-9, err_msg=name)
+    for name, values in expected["buffers"].items():
+        np.testing.assert_array_equal(got["buffers"][name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("ranks, mesh, options", LAYOUTS)
+def test_layouts_compute_what_one_rank_does(ranks, mesh, options, alone):
+    options = dict(options)
+    documents = options.pop("documents", False)
+    got = _whole(_config(**options, **mesh), ranks, documents=documents)
+    _check_same(got, alone(MOE, documents))
+
+
+@SOAK
+@pytest.mark.parametrize(
+    "ranks, mesh", [(2, {"tp": 2, "sequence_parallel": True}), (2, {"tp": 2}), (2, {"cp": 2}), (2, {"pp": 2})]
+)
+def test_experts_with_biases_and_balance_of_microbatches(ranks, mesh, alone):
+    _check_same(_whole(_config(SIMPLE, shape="gpt2", **mesh), ranks), alone(SIMPLE, shape="gpt2"))
+
+
+def test_an_expert_bias_changes_with_an_applied_step_only():
+    (found,) = run_ranks(_without_loss, 1, _config())
+    before, skipped, after = found
+    np.testing.assert_array_equal(before, skipped)
+    assert set(np.abs(after - before)) <= {0.0, 0.25} and (after != before).any()
+
+
+def _without_loss(context, config):
+    engine, found = layouts(context, config), []
+    batch = microbatches(engine, 0)
+    for batches in ([], [replace(one, loss_mask_BS=torch.zeros_like(one.loss_mask_BS)) for one in batch], batch):
+        if batches:
+            engine.step(batches, 1e-2).read()
+        found.append(engine.model_buffers.values.numpy().copy())
+    return found
+
+
+def _experts(activation="swiglu", bias=True):
+    alone = Parallel(Group.single("tp"), sequence_parallel=False)
+    layer = Experts(MLPShape(width=4, inner=6, activation=activation, bias=bias), 3, alone, kernels=PLAIN).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return layer
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "quick_geglu", "squared_relu"])
+@pytest.mark.parametrize(
+    "experts",
+    [[[0, 2], [2, 0], [0, 2]], [[1, 1], [1, 1], [1, 1]], [[3, 0], [1, 3], [3, 3]]],
+    ids=["an empty expert", "all to one", "dropped slots"],
+)
+def test_experts_compute_the_sum_over_slots_and_its_gradient(experts, activation):
+    layer, expert_NK = _experts(activation), torch.tensor(experts)
+    generator = torch.Generator().manual_seed(2)
+    x_ND = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    weight_NK = torch.where(expert_NK < 3, torch.rand(3, 2, generator=generator, dtype=torch.float64), 0.0)
+
+    def compute(x, weight, *parameters):
+        state = dict(zip((name for name, _ in layer.named_parameters()), parameters, strict=True))
+        return torch.func.functional_call(layer, state, (x, expert_NK, weight), {"all_computed": False})
+
+    out_ND = torch.zeros_like(x_ND)
+    for n, row in enumerate(experts):
+        for k, e in enumerate(row):
+            if e < 3:
+                up = layer.up[e] @ x_ND[n] + layer.up_bias[e]
+                y = layer.down[e] @ layer.activated(up.unsqueeze(0))[0] + layer.down_bias[e]
+                out_ND[n] += (weight_NK[n, k] * y).detach()
+    inputs = [each.detach().clone().requires_grad_() for each in (x_ND, weight_NK, *layer.parameters())]
+    torch.testing.assert_close(compute(*inputs), out_ND)
+    compute(*inputs).square().sum().backward()
+    assert all(each.grad is not None for each in inputs), "zeros for experts without tokens"
+
+    def masked(x, weight, *parameters):  # the weight of a dropped slot is the constant 0
+        return compute(x, torch.where(expert_NK < 3, weight, 0.0), *parameters)
+
+    if activation != "squared_relu":
+        assert torch.autograd.gradcheck(masked, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("drop", ["weight", "position"])
+@pytest.mark.parametrize("of", ["row", "microbatch"])
+def test_the_capacity_of_an_expert_is_counted_over_rows_or_the_microbatch(drop, of):
+    shape = MoEShape(
+        num_experts=3, top_k=1, ffn_hidden_size=4, capacity_factor=1.0, capacity_of=of, drop=drop, score="sigmoid"
+    )
+    router = Router(shape, 2, Parallel(Group.single("tp"), sequence_parallel=False), bias=False)
+    expert_NK = torch.tensor([0, 0, 0, 1, 2, 2, 0, 0, 0, 0, 0, 1]).unsqueeze(1)  # two rows of six tokens
+    weight_NK = torch.tensor([0.1, 0.3, 0.2, 0.4, 0.5, 0.6, 0.7, 0.2, 0.8, 0.25, 0.9, 0.1]).unsqueeze(1)
+    kept = router.kept(expert_NK, weight_NK, Rows(2, 6, Group.single("cp"))).flatten().tolist()
+    expected = {
+        # ceil(6 / 3) = 2 slots of each expert in a row; ceil(12 / 3) = 4 in the microbatch, second tokens after first.
+        ("row", "weight"): [0, 1, 1, 1, 1, 1, 0, 0, 1, 0, 1, 1],
+        ("row", "position"): [1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1],
+        ("microbatch", "weight"): [0, 1, 0, 1, 1, 1, 1, 0, 1, 0, 1, 1],
+        ("microbatch", "position"): [1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1],
+    }
+    assert [int(each) for each in kept] == expected[of, drop]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"top_k": 7}, "model.moe.top_k=7 is above model.moe.num_experts=6; choose at most 6"),
+        ({"layers": (1, 0, 1)}, "model.moe.layers is about 3 layers, but model.num_layers=4"),
+        ({"layers": (0, 0, 0, 0)}, "model.moe.layers has no layer with experts"),
+        ({"interval": 2}, "model.moe.interval=2 and model.moe.layers are both set"),
+        ({"groups": 4}, "model.moe.num_experts=6 cannot be divided into model.moe.groups=4; choose from 1, 2, 3, 6"),
+        ({"groups": None}, "model.moe.groups_per_token=2 needs model.moe.groups"),
+        ({"groups_per_token": 4}, "model.moe.groups_per_token=4 is above model.moe.groups=3"),
+        (
+            {"top_k": 3},
+            "model.moe.top_k=3 experts cannot be chosen evenly from model.moe.groups_per_token=2 groups of 2",
+        ),
+        ({"score": "softmax"}, 'model.moe.expert_bias=True needs model.moe.score="sigmoid", not "softmax"'),
+        ({"shared_ffn_hidden_size": None}, "model.moe.shared_gate=True needs model.moe.shared_ffn_hidden_size"),
+        ({"drop": "position"}, 'model.moe.drop="position" needs a model.moe.capacity_factor'),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(change, message):
+    config = _config(replace(MOE, **change))
+    (problem,) = [*family_of(config).problems(config)]
+    assert problem.startswith(message)
+
+
+def test_a_capacity_needs_whole_rows():
+    config = _config(replace(MOE, capacity_factor=1.25), cp=2)
+    (problem,) = [*family_of(config).problems(config)]
+    assert "limit for the tokens of whole rows, but mesh.cp=2 divides rows among ranks" in problem
+
+
+def test_of_experts_those_of_a_token_count_as_active():
+    config = _config()
+    shape = family_of(config).shape(config, 256)
+    idle = 3 * (6 - 2) * 3 * 16 * shape.hidden_size  # three layers of six experts, two of them for a token
+    assert num_parameters(shape) - active_parameters(shape) == idle

@@ -1,0 +1,321 @@
+"""Experts: feed-forward layers of which a router chooses a few for each token (Shazeer et al. 2017).
+
+The rows of all chosen slots are sorted by expert, so that each expert's are neighbours and one grouped product computes
+all of them; nothing waits for the host. An expert's output is multiplied by its weight before the second product, and
+a token's outputs are added in the order of its slots, which makes the sum the same in every layout. Saved are the
+tokens, not their K copies: backward sorts them again.
+
+Each rank has a part of every expert's hidden features, as in a feed-forward layer.
+
+Shapes: N tokens of this rank, A tokens of all tp ranks, E experts, K slots of a token, M = A * K rows sorted by expert,
+D hidden, F features of an expert on this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainer.kernels.table import Kernels
+from trainer.layers.base import Layer, MainGradients, Parallel, as_input
+from trainer.layers.mlp import MLP, activated
+from trainer.layers.recompute import recomputed
+from trainer.layers.router import Router, RouterLosses, Rows, score_logits
+from trainer.layers.shapes import GATED, MLPShape, MoEShape
+from trainer.parallel.collectives import all_gather
+from trainer.parallel.conjugates import copy_to_group, gather_sequence, reduce_from_group, scatter_sequence
+
+
+class SortedSlots(NamedTuple):
+    """The slots of tokens, sorted by expert.
+
+    Args:
+        token_M: which token each row is of. row_AK: where each slot is. end_E: int32, where each expert's rows end.
+        expert_M: of each row; E for rows that nothing computes. computed_AK: which slots are; None: all.
+    """
+
+    token_M: Tensor
+    row_AK: Tensor
+    end_E: Tensor
+    expert_M: Tensor
+    computed_AK: Tensor | None
+
+    def gather(self, x_AK: Tensor) -> Tensor:
+        """Values of slots in the order of rows: [A, K] -> [M]."""
+        gathered: Tensor = _Reordered.apply(x_AK, self)
+        return gathered
+
+    def combine(self, y_MD: Tensor) -> Tensor:
+        """The sum of each token's slots: [M, D] -> [A, D]."""
+        y_AKD = y_MD[self.row_AK.flatten()].view(*self.row_AK.shape, -1)
+        if self.computed_AK is not None:
+            y_AKD = torch.where(self.computed_AK.unsqueeze(-1), y_AKD, 0.0)
+        return y_AKD.sum(1)
+
+
+@torch.no_grad()
+def sort_slots(expert_AK: Tensor, num_experts: int, *, all_computed: bool) -> SortedSlots:
+    """Sort slots by expert, those of an expert by token; slots of expert E come last."""
+    flat_M = expert_AK.flatten()
+    slot_M = flat_M.argsort(stable=True)
+    row_M = torch.empty_like(slot_M).scatter_(0, slot_M, torch.arange(len(slot_M), device=slot_M.device))
+    size_E = torch.zeros(num_experts + 1, dtype=torch.int64, device=flat_M.device)
+    size_E = size_E.scatter_add_(0, flat_M, torch.ones_like(flat_M))[:num_experts]
+    return SortedSlots(
+        token_M=slot_M // expert_AK.shape[1],
+        row_AK=row_M.view(expert_AK.shape),
+        end_E=size_E.cumsum(0).to(torch.int32),
+        expert_M=flat_M[slot_M],
+        computed_AK=None if all_computed else expert_AK < num_experts,
+    )
+
+
+class _Reordered(torch.autograd.Function):
+    """Forward: values of slots by row. Backward: of rows by slot."""
+
+    @staticmethod
+    def forward(ctx: Any, x_AK: Tensor, slots: SortedSlots) -> Tensor:
+        ctx.slots = slots
+        return torch.empty_like(x_AK).flatten().scatter_(0, slots.row_AK.flatten(), x_AK.flatten())
+
+    @staticmethod
+    def backward(ctx: Any, dx_M: Tensor) -> tuple[Tensor, None]:
+        return dx_M[ctx.slots.row_AK], None
+
+
+class Experts(Layer):
+    """This rank's part of all experts: D -> F (or 2F) -> D.
+
+    Args:
+        shape: of one expert. num_experts: E.
+    """
+
+    def __init__(self, shape: MLPShape, num_experts: int, parallel: Parallel, *, kernels: Kernels) -> None:
+        super().__init__()
+        width, inner = shape.width, shape.inner // parallel.tp.size
+        self.shape, self.num_experts, self.parallel, self.kernels = shape, num_experts, parallel, kernels
+        outputs = inner * (2 if shape.activation in GATED else 1)
+        self.up = nn.Parameter(torch.empty(num_experts, outputs, width))
+        self.down = nn.Parameter(torch.empty(num_experts, width, inner))
+        self.up_bias = nn.Parameter(torch.empty(num_experts, outputs)) if shape.bias else None
+        self.down_bias = nn.Parameter(torch.empty(num_experts, width)) if shape.bias else None
+
+    def forward(
+        self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, *, all_computed: bool, recompute: bool = False
+    ) -> Tensor:
+        """The weighted sum of each token's experts: [N, D]."""
+        tp, scatters = self.parallel.tp, self.parallel.sequence_parallel
+        if scatters:
+            expert_AK, weight_AK = all_gather(expert_NK, tp), gather_sequence(weight_NK, tp)
+        else:
+            expert_AK, weight_AK = expert_NK, copy_to_group(weight_NK, tp)
+        slots = sort_slots(expert_AK, self.num_experts, all_computed=all_computed)
+        up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, slots)
+        weight_M = slots.gather(weight_AK)
+        z_MF = _Weighted.apply(up_MF, weight_M, self.activated)
+        if recompute:
+            with recomputed(z_MF, lambda: _weighted(self.activated(up_MF.detach()), weight_M.detach())):
+                partial_AD = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, slots)
+        else:
+            partial_AD = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, slots)
+        return scatter_sequence(partial_AD, tp) if scatters else reduce_from_group(partial_AD, tp)
+
+    def activated(self, up_MF: Tensor) -> Tensor:
+        """[M, F] of the first product's [M, F] or [M, 2F]."""
+        return activated(up_MF, self.shape, self.kernels)
+
+
+def _weighted(y_MF: Tensor, weight_M: Tensor) -> Tensor:
+    return (y_MF * weight_M.unsqueeze(1)).to(y_MF.dtype)
+
+
+class _Weighted(torch.autograd.Function):
+    """The activation of each row times its weight. Backward computes the activation again."""
+
+    @staticmethod
+    def forward(ctx: Any, up_MF: Tensor, weight_M: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(up_MF, weight_M)
+        ctx.activation = activation
+        return _weighted(activation(up_MF), weight_M)
+
+    @staticmethod
+    def backward(ctx: Any, dz_MF: Tensor) -> tuple[Tensor, Tensor, None]:
+        up_MF, weight_M = ctx.saved_tensors
+        with torch.enable_grad():
+            leaf_MF = up_MF.detach().requires_grad_()
+            y_MF = ctx.activation(leaf_MF)
+        dweight_M = (dz_MF.to(weight_M.dtype) * y_MF.detach()).sum(1)
+        (dup_MF,) = torch.autograd.grad(y_MF, leaf_MF, _weighted(dz_MF, weight_M))
+        return dup_MF, dweight_M, None
+
+
+class _Up(torch.autograd.Function):
+    """Forward: gather tokens, sort, multiply. Backward: multiply, combine, reduce."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, weight_EFD: Tensor, bias_EF: Tensor | None, layer: Experts, slots: SortedSlots
+    ) -> Tensor:
+        ctx.save_for_backward(x_ND, weight_EFD)
+        ctx.layer, ctx.slots, ctx.bias = layer, slots, bias_EF is not None
+        x_MD = layer.parallel.gather(x_ND)[slots.token_M]
+        y_MF: Tensor = layer.kernels.grouped_product(x_MD, weight_EFD, slots.end_E)
+        return y_MF if bias_EF is None else _add_bias(y_MF, bias_EF, slots)
+
+    @staticmethod
+    def backward(ctx: Any, dy_MF: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, weight_EFD = ctx.saved_tensors
+        layer, slots = ctx.layer, ctx.slots
+        gathered = layer.parallel.start_gather(x_ND)
+        dx_MD = layer.kernels.grouped_product(dy_MF, weight_EFD.transpose(1, 2), slots.end_E)
+        pending = layer.parallel.start_reduce(slots.combine(dx_MD))
+        x_AD = gathered.wait()
+        dweight = _weight_gradient(layer, "up", dy_MF, lambda: x_AD[slots.token_M], slots)
+        dbias = _bias_gradient(layer, "up_bias", dy_MF, None, slots) if ctx.bias else None
+        return pending.wait(), dweight, dbias, None, None
+
+
+class _Down(torch.autograd.Function):
+    """Forward: multiply, combine. Backward: sort, multiply."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z_MF: Tensor,
+        weight_M: Tensor,
+        weight_EDF: Tensor,
+        bias_ED: Tensor | None,
+        layer: Experts,
+        slots: SortedSlots,
+    ) -> Tensor:
+        ctx.save_for_backward(z_MF, weight_M, weight_EDF, bias_ED)
+        ctx.layer, ctx.slots = layer, slots
+        # The bias is added once, by the first of the ranks whose results are summed.
+        ctx.adds_bias = bias_ED is not None and layer.parallel.tp.rank == 0
+        y_MD: Tensor = layer.kernels.grouped_product(z_MF, weight_EDF, slots.end_E)
+        if bias_ED is not None and ctx.adds_bias:
+            y_MD = y_MD + _weighted(_bias_rows(bias_ED, slots), weight_M)
+        return slots.combine(y_MD)
+
+    @staticmethod
+    def backward(ctx: Any, dout_AD: Tensor) -> tuple[Tensor | None, ...]:
+        z_MF, weight_M, weight_EDF, bias_ED = ctx.saved_tensors
+        layer, slots = ctx.layer, ctx.slots
+        dy_MD = dout_AD[slots.token_M]
+        dz_MF = layer.kernels.grouped_product(dy_MD, weight_EDF.transpose(1, 2), slots.end_E)
+        dweight = _weight_gradient(layer, "down", dy_MD, lambda: z_MF, slots)
+        dbias = dweight_M = None
+        if bias_ED is not None:
+            scale_M = weight_M if ctx.adds_bias else torch.zeros_like(weight_M)
+            dbias = _bias_gradient(layer, "down_bias", dy_MD, scale_M, slots)
+            if ctx.adds_bias:
+                dweight_M = (dy_MD.to(weight_M.dtype) * _bias_rows(bias_ED, slots)).sum(1)
+        return dz_MF, dweight_M, dweight, dbias, None, None
+
+
+def _bias_rows(bias_EO: Tensor, slots: SortedSlots) -> Tensor:
+    return bias_EO[slots.expert_M.clamp(max=len(bias_EO) - 1)]
+
+
+def _add_bias(y_MO: Tensor, bias_EO: Tensor, slots: SortedSlots) -> Tensor:
+    return y_MO + _bias_rows(bias_EO, slots)
+
+
+def _weight_gradient(
+    layer: Experts, name: str, dy_MO: Tensor, x_MI: Callable[[], Tensor], slots: SortedSlots
+) -> Tensor | None:
+    """dy^T x of each expert's rows, added to the main gradient, or returned if there is none."""
+    main, add_product = layer.main_gradients, layer.kernels.add_grouped_product
+    if name not in main.tensors:
+        gradient = torch.empty_like(getattr(layer, name))
+        add_product(gradient, dy_MO, x_MI=x_MI(), end_E=slots.end_E, overwrite=True)
+        return gradient
+
+    def add() -> None:
+        target, overwrite = main.tensors[name], main.take_stale(name)
+        add_product(target, dy_MO, x_MI=x_MI(), end_E=slots.end_E, overwrite=overwrite)
+
+    if main.later is None:
+        add()
+    else:
+        main.later.append(add)
+    return None
+
+
+def _bias_gradient(
+    layer: Experts, name: str, dy_MO: Tensor, scale_M: Tensor | None, slots: SortedSlots
+) -> Tensor | None:
+    """The sum of dy over each expert's rows, each times its scale, as a product with the rows' experts."""
+    bias, main = getattr(layer, name), layer.main_gradients
+    dtype = torch.promote_types(dy_MO.dtype, torch.float32)
+    number_E1 = torch.arange(len(bias), device=dy_MO.device).unsqueeze(1)
+    rows_EM = (number_E1 == slots.expert_M).to(dtype)
+    dy_MO = dy_MO.to(dtype)
+    if slots.computed_AK is not None:  # other rows have no meaning
+        dy_MO = torch.where((slots.expert_M < len(bias)).unsqueeze(1), dy_MO, 0.0)
+    gradient = (rows_EM if scale_M is None else rows_EM * scale_M) @ dy_MO
+    return _added(main, name, gradient, dtype=bias.dtype)
+
+
+def _added(main: MainGradients, name: str, gradient: Tensor, *, dtype: torch.dtype) -> Tensor | None:
+    target = main.get(name)
+    if target is None:
+        return gradient.to(dtype)
+    target.add_(gradient)
+    return None
+
+
+class SharedGate(Layer):
+    """A factor of each token, sigmoid(w x)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, width))
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return score_logits(x_ND, as_input(self, "weight")).sigmoid()
+
+
+class MoE(nn.Module):
+    """Experts chosen by a router, and an expert that computes every token, if there is one.
+
+    Args:
+        expert: an expert's shape.
+    """
+
+    def __init__(self, shape: MoEShape, expert: MLPShape, parallel: Parallel, *, kernels: Kernels) -> None:
+        super().__init__()
+        self.router = Router(shape, expert.width, parallel, bias=expert.bias)
+        self.experts = Experts(expert, shape.num_experts, parallel, kernels=kernels)
+        self.shared = self.shared_gate = None
+        if shape.shared_ffn_hidden_size:
+            self.shared = MLP(shared_shape(shape, expert), parallel, kernels=kernels)
+            self.shared_gate = SharedGate(expert.width) if shape.shared_gate else None
+
+    def forward(self, x_ND: Tensor, rows: Rows, *, recompute: bool = False) -> tuple[Tensor, RouterLosses | None]:
+        """(what the experts add, the router's losses)."""
+        routing = self.router(x_ND, rows)
+        out_ND = self.experts(
+            x_ND, routing.expert_NK, routing.weight_NK, all_computed=routing.dropless, recompute=recompute
+        )
+        if self.shared is not None:
+            shared_ND = self.shared(x_ND, recompute=recompute)
+            if self.shared_gate is not None:
+                shared_ND = (shared_ND * self.shared_gate(x_ND)).to(x_ND.dtype)
+            out_ND = out_ND + shared_ND
+        return out_ND, routing.losses
+
+
+def shared_shape(shape: MoEShape, expert: MLPShape) -> MLPShape:
+    """That of the expert that computes every token."""
+    return MLPShape(
+        width=expert.width,
+        inner=shape.shared_ffn_hidden_size,
+        activation=expert.activation,
+        bias=expert.bias,
+        clamp=expert.clamp,
+        offset=expert.offset,
+    )
