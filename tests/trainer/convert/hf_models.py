@@ -43,6 +43,8 @@ TWO_STACKS = ("t5", "t5_v1.1", "mt5")  # which read one text and write another
 NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt_neox")
 NAMES += ("stablelm", "stablelm2", "cohere", "cohere2")
 NAMES += ("olmo2", "olmo3", "smollm3", "phi3", "phi4", "gemma2", "gemma3", "granite")
+NAMES += ("qwen2_moe",)
+OTHER_EXPERTS = ("mixtral", "qwen3_moe", "olmoe")
 
 
 def config(name, **changes):
@@ -77,6 +79,22 @@ def config(name, **changes):
             | {"num_hidden_layers": 4}
             | {"rope_parameters": GEMMA3}
             | changes
+        ),
+        "mixtral": lambda: transformers.MixtralConfig(**SIZES | {"num_local_experts": 4} | changes),
+        "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+            **SIZES
+            | {"num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+            | {"shared_expert_intermediate_size": 24, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+            | changes
+        ),
+        "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+            **SIZES
+            | {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+            | {"norm_topk_prob": True}
+            | changes
+        ),
+        "olmoe": lambda: transformers.OlmoeConfig(
+            **SIZES | {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24} | changes
         ),
         "granite": lambda: transformers.GraniteConfig(**SIZES | GRANITE | changes),
         "stablelm": lambda: transformers.StableLmConfig(**SIZES | {"partial_rotary_factor": 0.5} | changes),

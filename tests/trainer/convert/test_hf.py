@@ -24,7 +24,16 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
 from tests.helpers.ties import Ties
 from tests.reference.whole_context import choice_gap
-from tests.trainer.convert.hf_models import LLAMA3, NAMES, SIZES, TOKENIZERS, save, save_tokenizer, save_tokenizer_of
+from tests.trainer.convert.hf_models import (
+    LLAMA3,
+    NAMES,
+    OTHER_EXPERTS,
+    SIZES,
+    TOKENIZERS,
+    save,
+    save_tokenizer,
+    save_tokenizer_of,
+)
 from tests.trainer.engines import save_engine
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.format import HashedFile, dump_index
@@ -50,6 +59,7 @@ from trainer.tasks.loaded_model import Model
 
 transformers = pytest.importorskip("transformers")
 MODEL_TYPES = tuple(families_of_types())
+ALL = [*NAMES, *(pytest.param(name, marks=pytest.mark.soak) for name in OTHER_EXPERTS)]
 NATIVE, HF = ConvertOptions(to="mtrain"), ConvertOptions(to="hf")
 
 
@@ -67,7 +77,7 @@ def _back(name, **more):
     return replace(HF, model_type="phi3" if name == "phi3" else "", **more)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_there_and_back_is_bit_equal(name, tmp_path):
     theirs = save(name, tmp_path / "theirs", dtype=torch.bfloat16, shard="40KB")
     assert len(list(theirs.glob("*.safetensors"))) > 1
@@ -84,7 +94,7 @@ def test_there_and_back_is_bit_equal(name, tmp_path):
     assert before["eos_token_id"] == after["eos_token_id"] == 256
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_both_write_the_same_greedy_text(name, tmp_path):
     theirs = save(name, tmp_path / "theirs")
     convert(theirs, tmp_path / "ours", options=NATIVE)
@@ -114,7 +124,7 @@ def test_both_write_the_same_greedy_text(name, tmp_path):
     ties.check()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "qwen2_moe"])
 def test_ids_of_an_exported_folder_are_those_of_training_or_it_is_said(name, tmp_path):
     """transformers makes a tokenizer of its own of a Qwen2 folder, with the vocabulary alone."""
     convert(save(name, tmp_path / "theirs"), tmp_path / "ours", options=NATIVE)
@@ -228,6 +238,7 @@ TP, PP, BOTH = MeshSection(tp=2), MeshSection(pp=2), MeshSection(tp=2, pp=2)
         *((name, mesh) for name in NAMES[:7] for mesh in (TP, PP)),
         *((name, TP) for name in ("olmo3", "phi4", "gemma3", "stablelm2", "cohere")),
         *((name, BOTH) for name in ("gpt2", "qwen3")),
+        pytest.param("qwen2_moe", BOTH, marks=pytest.mark.soak),
     ],
     ids=name_of,
 )
@@ -379,6 +390,25 @@ FORMS = st.one_of(
             "rope_fraction": st.sampled_from([1.0, 0.5]),
         }
     ),
+    st.fixed_dictionaries(
+        {
+            "qk_norm": st.sampled_from([False, True, "all_heads"]),
+            "bias": st.sampled_from([False, "qkv"]),
+            "moe": st.fixed_dictionaries(
+                {
+                    "num_experts": st.sampled_from([4, 6]),
+                    "top_k": st.sampled_from([1, 2]),
+                    "ffn_hidden_size": st.sampled_from([0, 24]),
+                    "interval": st.sampled_from([1, 2]),
+                    "normalize_weights": st.booleans(),
+                    "shared_ffn_hidden_size": st.sampled_from([0, 16]),
+                    "shared_gate": st.booleans(),
+                    "weight_scale": st.sampled_from([0, 2.5]),
+                    "capacity_factor": st.sampled_from([0, 1.0]),
+                }
+            ),
+        }
+    ),
 )
 
 
@@ -392,7 +422,8 @@ def test_a_model_is_written_as_it_is_or_refused_by_name(sizes, form, model_type)
         assert "cannot express" in str(error) and "model." in str(error)
         return
     back = from_hf(json.loads(json.dumps(written)), where="")
-    before, after = ({**effective(c), "rope_interleaved": None} for c in (ours, back))
+    free = dict.fromkeys(family_of(ours).hugging_face.free(ours))
+    before, after = ({**effective(c), "rope_interleaved": None, **free} for c in (ours, back))
     assert before == after
     family = family_of(ours)
     links = list(hf_links(family, family.shape(ours, 50), model_type=written["model_type"]))

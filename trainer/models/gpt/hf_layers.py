@@ -57,7 +57,7 @@ def window_keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any
     """What layers attend to: the window, and every k-th layer that sees everything."""
     size, layers, listed = settings.get("sliding_window"), settings["num_hidden_layers"], settings.get("layer_types")
     if kind not in _EVERY and not (kind in _SWITCHED and settings["use_sliding_window"]):
-        window = (size or 0) if kind in ("mistral", "phi3") else 0
+        window = (size or 0) if kind in ("mistral", "mixtral", "phi3") else 0
         usual = _ATTENTIONS[window > 0]
         if listed is not None and (
             not isinstance(listed, list) or any(name_of_layer != usual for name_of_layer in listed)
@@ -112,7 +112,7 @@ def _interval(numbers: list[int], layers: int) -> int | None:
 def window_json(kind: str, keys: Json) -> dict[str, Any]:
     """The settings of layers that differ in what they attend to."""
     layers, every, window = keys["num_layers"], keys.get("window_interval") or 0, keys["window"]
-    if kind in ("mistral", "phi3"):
+    if kind in ("mistral", "mixtral", "phi3"):
         return {"sliding_window": window or None}
     if not window and kind not in _EVERY:
         off = {"use_sliding_window": False, "sliding_window": None}

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.sections import RunConfig
+from trainer.config.sections import ModelSection, MoESection, RunConfig
 from trainer.models.family import Form, HuggingFace, Json, split_block
 from trainer.models.gpt.hf_layers import (
     contradictions,
@@ -30,7 +30,7 @@ from trainer.models.gpt.hf_layers import (
     window_json,
     window_keys,
 )
-from trainer.models.gpt.shape import GPTShape
+from trainer.models.gpt.shape import GPTShape, blocks_with_experts, gpt_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +49,10 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
         "granite": "GraniteForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+        "qwen2_moe": "Qwen2MoeForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "olmoe": "OlmoeForCausalLM",
     }
 )
 _LLAMA = {
@@ -59,6 +63,10 @@ _LLAMA = {
 }  # fmt: skip
 _QWEN = {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 _QWEN |= {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_QWEN_MOE = {name: value for name, value in _LLAMA.items() if name != "sliding_window"} | {
+    "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 24, "max_position_embeddings": 32768,
+    "use_sliding_window": False, "decoder_sparse_step": 1, "norm_topk_prob": False, "router_aux_loss_coef": 0.001,
+}  # fmt: skip
 _OLMO = {**_LLAMA, "vocab_size": 50304, "rms_norm_eps": 1e-5}
 _GEMMA = {name: value for name, value in _LLAMA.items() if name not in ("hidden_act", "mlp_bias")} | {
     "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -92,6 +100,17 @@ DEFAULTS: Mapping[str, Json] = MappingProxyType(
                         "final_logit_softcapping": None, "attn_logit_softcapping": None},
         "granite": {**_LLAMA, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
                     "attention_multiplier": 1.0},
+        "mixtral": {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+                    "max_position_embeddings": 131072, "rope_theta": 1e6, "num_local_experts": 8,
+                    "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0},
+        "qwen2_moe": {**_QWEN_MOE, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16,
+                      "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts": 60,
+                      "num_experts_per_tok": 4, "qkv_bias": True},
+        "qwen3_moe": {**_QWEN_MOE, "intermediate_size": 6144, "num_key_value_heads": 4, "moe_intermediate_size": 768,
+                      "num_experts": 128, "num_experts_per_tok": 8},
+        "olmoe": {**_OLMO, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
+                  "num_attention_heads": 16, "max_position_embeddings": 4096, "num_experts": 64,
+                  "num_experts_per_tok": 8, "norm_topk_prob": False, "router_aux_loss_coef": 0.01},
     }
 )  # fmt: skip
 # What every model of a type has beside the settings of its config.json.
@@ -102,10 +121,12 @@ _FORMS: Mapping[str, Json] = MappingProxyType(
         "olmo3": {"qk_norm": "all_heads", "block_norm": "output"},
         "gemma2": {"block_norm": "both", "norm_zero_centered": True},
         "gemma3_text": {"block_norm": "both", "norm_zero_centered": True, "qk_norm": True},
+        "qwen3_moe": {"qk_norm": True},
+        "olmoe": {"qk_norm": "all_heads"},
     }
 )
 _BIASED = ("llama", "smollm3", "granite")  # whose linear layers may have biases
-_WINDOWED = ("mistral", "qwen2", "qwen3", "olmo3", "smollm3", "phi3", "gemma2", "gemma3_text")
+_WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "olmo3", "smollm3", "phi3", "gemma2", "gemma3_text")
 _LAYERED_THETA = {"olmo3": (5e5, 5e5), "gemma3_text": (1e6, 1e4)}  # in layers without and with a window
 LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -137,6 +158,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "gemma3_text": _GEMMA_NAMES,
     }
 )
+_EXPERTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_MIXTRAL_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
 _GPT2_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "attention_norm": "ln_1",
@@ -175,13 +198,18 @@ def settings(kind: str, keys: Json) -> dict[str, Any]:
 
 
 def free(config: RunConfig) -> tuple[str, ...]:
-    """An interleaved pair is a matter of the order of rows, which `tensor` changes."""
-    return ("rope_interleaved",) if config.model.rope_fraction == 1 else ()
+    """An interleaved pair is a matter of the order of rows, which `tensor` changes; no MLP has no hidden size."""
+    shape = gpt_shape(config, 1)
+    has_mlps = len(blocks_with_experts(shape)) < shape.num_layers
+    names = ("rope_interleaved",) if config.model.rope_fraction == 1 else ()
+    return names if has_mlps else (*names, "ffn_hidden_size")
 
 
 def fitting_type(config: RunConfig) -> str:
     """The model_type that expresses a configuration, if one does."""
     model = config.model
+    if model.moe is not None:
+        return _type_with_experts(model, model.moe)
     if model.position == "learned":
         return "gpt2"
     if model.block_norm == "output":
@@ -199,6 +227,14 @@ def fitting_type(config: RunConfig) -> str:
     if model.bias == "qkv":
         return "qwen2"
     return "mistral" if model.window else "llama"
+
+
+def _type_with_experts(model: ModelSection, moe: MoESection) -> str:
+    if moe.shared_ffn_hidden_size or model.bias == "qkv":
+        return "qwen2_moe"
+    if model.qk_norm:
+        return "olmoe" if model.qk_norm == "all_heads" else "qwen3_moe"
+    return "mixtral"
 
 
 def _gpt2(settings: Json, problems: list[str]) -> dict[str, Any]:
@@ -257,6 +293,8 @@ def _llama(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
         **window_keys(kind, settings, problems),
         **_FORMS.get(kind, {}),
     }
+    if kind in _OF_EXPERTS:
+        keys["moe"] = _moe(kind, settings, problems)
     if kind == "phi3":
         return keys | _phi3(settings, problems)
     demand(settings, "partial_rotary_factor", 1.0, problems)
@@ -279,6 +317,51 @@ def _llama(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
         keys["attention_scale"] = settings["query_pre_attn_scalar"] ** -0.5
         keys["logit_softcap"], keys["attention_softcap"] = (settings[name] for name in _AMOUNTS)
     return keys
+
+
+# Whose layers have experts: settings -> keys of [model.moe].
+_OF_EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "mixtral": {"num_local_experts": "num_experts", "intermediate_size": "ffn_hidden_size"},
+        "qwen2_moe": {
+            "num_experts": "num_experts",
+            "moe_intermediate_size": "ffn_hidden_size",
+            "shared_expert_intermediate_size": "shared_ffn_hidden_size",
+        },
+        "qwen3_moe": {"num_experts": "num_experts", "moe_intermediate_size": "ffn_hidden_size"},
+        "olmoe": {"num_experts": "num_experts", "intermediate_size": "ffn_hidden_size"},
+    }
+)
+
+
+def _moe(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
+    """Keys of [model.moe]."""
+    for name, neutral in (("router_jitter_noise", 0.0), ("clip_qkv", None), ("use_sliding_window", False)):
+        demand(settings, name, neutral, problems)
+    keys = {ours: settings[name] for name, ours in _OF_EXPERTS[kind].items()}
+    keys |= {"top_k": settings["num_experts_per_tok"], "normalize_weights": settings.get("norm_topk_prob", True)}
+    keys |= {"balance_factor": settings["router_aux_loss_coef"], "shared_gate": kind == "qwen2_moe"}
+    every, mlps = settings.get("decoder_sparse_step", 1), settings.get("mlp_only_layers") or []
+    if not isinstance(mlps, list):
+        problems.append(f"mlp_only_layers = {mlps!r} is not a list of layers")
+        mlps = []
+    layers = [int((number + 1) % every == 0 and number not in mlps) for number in range(settings["num_hidden_layers"])]
+    return keys if all(layers) else {**keys, "layers": layers}
+
+
+def _moe_json(kind: str, keys: Json) -> dict[str, Any]:
+    if "moe.num_experts" not in keys:  # refused, because what is read back has experts
+        return {}
+    written = {name: size for name, ours in _OF_EXPERTS[kind].items() if (size := keys[f"moe.{ours}"])}
+    written["num_experts_per_tok"] = keys["moe.top_k"]
+    if kind != "mixtral":
+        written["norm_topk_prob"] = keys["moe.normalize_weights"]
+    if kind.startswith("qwen"):
+        mlps = [number for number, has_experts in enumerate(keys["moe.layers"]) if not has_experts]
+        written |= {"decoder_sparse_step": 1, "mlp_only_layers": mlps, "use_sliding_window": False}
+    if kind == "qwen2_moe":
+        written["qkv_bias"] = keys["bias"] == "qkv"
+    return written
 
 
 def _phi3(settings: Json, problems: list[str]) -> dict[str, Any]:
@@ -310,6 +393,8 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
     name = "hidden_activation" if kind in ("gemma2", "gemma3_text") else "hidden_act"
     written[name] = reverse(GATED, keys["activation"], "silu")
     scale = keys["attention_scale"] or keys["head_dim"] ** -0.5
+    if kind in _OF_EXPERTS:
+        written |= _moe_json(kind, keys)
     if kind in _BIASED:
         written |= {"attention_bias": keys["bias"] is True, "mlp_bias": keys["bias"] is True}
     if kind in _WINDOWED:
@@ -334,7 +419,7 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
 
 
 def _bias(kind: str, settings: Json, problems: list[str]) -> bool | str:
-    if kind == "qwen2":
+    if kind == "qwen2" or (kind == "qwen2_moe" and settings["qkv_bias"]):
         return "qkv"
     if kind in _BIASED and settings["attention_bias"] and settings["mlp_bias"]:
         return True
@@ -355,17 +440,41 @@ def reverse(names: Mapping[str, str], value: str, otherwise: str) -> str:
     return next((name for name, ours in names.items() if ours == value), otherwise)
 
 
-def tensor(name: str, size: tuple[int, ...], shape: GPTShape, model_type: str) -> Form:
-    """Where one of our tensors is in theirs."""
+def tensor(name: str, size: tuple[int, ...], shape: GPTShape, model_type: str) -> Form | tuple[Form, ...]:
+    """Where one of our tensors is in theirs, or its parts are."""
     block, rest = split_block(name)
     part, kind = rest.rsplit(".", 1)
     if model_type == "gpt2":
         outer = "" if part == "head" else "transformer."
         theirs = f"{outer}{'' if block is None else f'h.{block}.'}{_GPT2_NAMES[part]}.{kind}"
         return _gpt2_form(theirs, part, size=size)
+    if block is not None and shape.moe is not None and shape.moe.has_experts(block) and part.startswith("mlp."):
+        return _of_experts(f"model.layers.{block}", part.removeprefix("mlp."), size=size, model_type=model_type)
     names = _NAMES.get(model_type, LLAMA_NAMES)
     theirs = f"{'' if block is None else f'model.layers.{block}.'}{names[part]}.{kind}"
     return _llama_form(theirs, part, size=size, shape=shape, fused=model_type == "phi3")
+
+
+def _of_experts(layer: str, part: str, *, size: tuple[int, ...], model_type: str) -> Form | tuple[Form, ...]:
+    """Of a layer with experts, each of which has matrices of its own."""
+    module, names = f"{layer}.mlp", _EXPERTS
+    if model_type == "mixtral":
+        module, names = f"{layer}.block_sparse_moe", _MIXTRAL_EXPERTS
+    lengths = dict(zip(("expert", "row", "column")[-len(size) :], size, strict=True))
+    outer, _, inner = part.partition(".")
+    if outer == "experts":
+        return tuple(
+            Form(
+                f"{module}.experts.{number}.{names[inner]}.weight",
+                "expert row column",
+                "row column",
+                {**lengths, "expert": 1},
+                ours_in={"expert": (number, size[0])},
+            )
+            for number in range(size[0])
+        )
+    theirs = {"router": "gate", "shared": f"shared_expert.{names.get(inner)}", "shared_gate": "shared_expert_gate"}
+    return Form(f"{module}.{theirs[outer]}.weight", "row column", "row column", lengths)
 
 
 def _gpt2_form(theirs: str, part: str, *, size: tuple[int, ...]) -> Form:
@@ -432,7 +541,7 @@ HUGGING_FACE = HuggingFace(
     nullable=_NULLABLE,
     amounts=_AMOUNTS,
     zeros=("max_window_layers",),
-    second_names={"gpt2": _SECOND_NAMES},
+    second_names={"gpt2": _SECOND_NAMES, "qwen3_moe": {"num_local_experts": "num_experts"}},
     fitting_type=fitting_type,
     keys=keys,
     settings=settings,
