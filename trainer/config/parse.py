@@ -154,14 +154,15 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
 
 
 def _table(tables: Mapping[str, Any], name: str) -> Any:
-    """The table of a section in parsed TOML, without its sub-sections; None: it is not there, or without keys."""
+    """The table of a section in parsed TOML, without sub-sections; None: it is not there, or empty and needs no key."""
     outer, dot, inner = name.partition(".")
     table = tables.get(outer)
     if not isinstance(table, Mapping):
         return None if dot else table
     if dot:
         table = table.get(inner)
-        return None if table == {} else table
+        needs = any(field.default is dataclasses.MISSING for field in own_fields(section_types()[name]))
+        return None if table == {} and not needs else table
     return {key: value for key, value in table.items() if key not in sub_sections(outer)}
 
 

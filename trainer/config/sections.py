@@ -193,6 +193,19 @@ class GPTNeoXSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MLASection:
+    """Multi-head latent attention, as in DeepSeek-V2 and V3: keys and values are made of one small latent per token."""
+
+    q_lora_rank: Positive | None = None  # size of the latent of queries; not set: they are made of the hidden state
+    kv_lora_rank: Positive  # size of the latent of keys and values, which generation keeps in their place
+    qk_nope_head_dim: Positive  # features of a query's or key's head that are not rotated
+    qk_rope_head_dim: Positive  # features that are; those of keys are shared by all heads
+    v_head_dim: Positive  # size of a value's head
+    mscale: Amount = 1.0  # yarn: rotated features are multiplied by (0.1 mscale ln factor + 1) / the same of all_dim
+    mscale_all_dim: Amount = 0.0  # yarn: attention scores are multiplied by (0.1 mscale_all_dim ln factor + 1)^2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BertSection:
     """What models of family bert have beside the keys of [model]."""
 
@@ -314,6 +327,7 @@ class ModelSection:
     tie_embeddings: bool = True  # the output head shares the embedding's weights
     init_std: Amount = 0.02  # standard deviation of the initial weights
     moe: MoESection | None = None
+    mla: MLASection | None = None
     gpt_neox: GPTNeoXSection | None = None
     bert: BertSection | None = None
     t5: T5Section | None = None

@@ -122,6 +122,11 @@ def float8_rows(x_RC: Tensor, largest_R1: Tensor | None = None) -> Float8Rows:
     return Float8Rows((wide_RC * scale_R1).clamp(-limit, limit).to(E4M3), scale_R1.reciprocal())
 
 
+def float8_rows_matrix(rows_RC: Float8Rows, *, dtype: torch.dtype) -> Tensor:
+    """The matrix that the values and scales are of."""
+    return (rows_RC.values_RC.float() * rows_RC.inverse_R1).to(dtype)
+
+
 def float8_rows_product(left: Float8Rows, right: Float8Rows, *, dtype: torch.dtype) -> Tensor:
     """left right^T: [M, K] x [N, K] -> [M, N]."""
     product_MN = left.values_RC.float() @ right.values_RC.float().t()

@@ -42,7 +42,12 @@ def paged_attention(
 ) -> Tensor:
     """See plain.paged_attention."""
     groups, width = key_PTGK.shape[2:]
-    if scores.relative or not works(q_BHK.device, q_BHK.dtype, heads=q_BHK.shape[1], groups=groups, width=width):
+    shared = k_BGK.shape != v_BGK.shape  # values are a part of keys, as in latent attention
+    if (
+        scores.relative
+        or shared
+        or not works(q_BHK.device, q_BHK.dtype, heads=q_BHK.shape[1], groups=groups, width=width)
+    ):
         return plain.paged_attention(q_BHK, k_BGK, v_BGK, key_PTGK, value_PTGK, table_BP, length_B, scores, tensors)
     return launch(q_BHK, k_BGK, v_BGK, key_PTGK, value_PTGK, table_BP, length_B, scores, tensors)
 

@@ -23,7 +23,7 @@ from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
 from trainer.layers.norm import HeadsNorm, Norm
 from trainer.layers.paged import PagedStep, Pages, attend_pages
-from trainer.layers.rope import Rotations, rotate, split_heads
+from trainer.layers.rope import Rotation, Rotations, rotate, split_heads
 from trainer.layers.shapes import AttentionShape
 from trainer.parallel.collectives import Group
 
@@ -94,12 +94,20 @@ class Attention(Layer):
         self, shape: AttentionShape, parallel: Parallel, *, kernels: Kernels, dropout: Dropout | None = None
     ) -> None:
         super().__init__()
-        tp, width, self.shape = parallel.tp.size, shape.width, shape
+        tp, self.shape = parallel.tp.size, shape
         self.kernels, self.dropout = kernels, dropout
         heads, groups = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)
         self.sizes, self.first_head = (heads, groups, groups), parallel.tp.rank * heads
         if shape.scores.sinks == "learned":
             self.sink = nn.Parameter(torch.empty(heads))
+        inner = self._make_projections(parallel)
+        self._slopes = functools.lru_cache(maxsize=4)(self._make_slopes)
+        self.out = Linear(inner, shape.width, parallel=parallel, bias=shape.out_bias, column=False)
+
+    def _make_projections(self, parallel: Parallel) -> int:
+        """The layers that make queries, keys and values; returns the inputs of the projection back."""
+        shape, (heads, groups, _), tp = self.shape, self.sizes, parallel.tp.size
+        width = shape.width
         if shape.num_kv_heads < tp:
             self.q = Linear(width, heads * shape.head_dim, parallel=parallel, bias=shape.bias, column=True)
             self.kv = Linear(width, 2 * groups * shape.head_dim, parallel=parallel, bias=shape.bias, column=True)
@@ -108,15 +116,29 @@ class Attention(Layer):
             self.qkv = Linear(width, outputs, parallel=parallel, bias=shape.bias, column=True)
         if shape.qk_norm:
             self.q_norm, self.k_norm = (
-                _heads_norm(shape, number, tp=parallel.tp, kernels=kernels) for number in self.sizes[:2]
+                _heads_norm(shape, number, tp=parallel.tp, kernels=self.kernels) for number in self.sizes[:2]
             )
-        self._slopes = functools.lru_cache(maxsize=4)(self._make_slopes)
-        inner = heads * shape.head_dim
-        self.out = Linear(inner, width, parallel=parallel, bias=shape.out_bias, column=False)
+        return heads * shape.head_dim
 
     def forward(self, x_ND: Tensor, sequences: Sequences) -> Tensor:
-        y_BSHK = self._attend(self._heads(x_ND, sequences), sequences)
+        q_BSHK, k_BSGK, v_BSGK = self._heads(x_ND, sequences)
+        if sequences.pages is not None:
+            q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q_BSHK, k_BSGK, v_BSGK))
+            scores, tensors = self.shape.scores, self._score_tensors(q_BSHK, sequences)
+            y_BSHK = attend_pages(
+                q_NHK, k_NGK, v_NGK, sequences.pages, scores=scores, tensors=tensors, kernels=self.kernels
+            )[None]
+        else:
+            if sequences.context is not None:
+                k_BSGK, v_BSGK = gather_keys(k_BSGK, v_BSGK, cp=sequences.context.cp)
+            y_BSHK = self._attend((q_BSHK, k_BSGK, v_BSGK), sequences)
         return self.out(y_BSHK.flatten(0, 1).flatten(1))
+
+    def _turn(self, sequences: Sequences) -> Rotation | None:
+        """The angles by which this layer rotates heads."""
+        if self.shape.rotary is None or sequences.rotation is None:
+            return None
+        return sequences.rotation.in_windows if self.shape.scores.window else sequences.rotation.full
 
     def _make_slopes(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         mine = slice(self.first_head, self.first_head + self.sizes[0])
@@ -125,10 +147,7 @@ class Attention(Layer):
     def _heads(self, x_ND: Tensor, sequences: Sequences) -> tuple[Tensor, ...]:
         """q, k and v, normalized and rotated."""
         shape, kernels, sizes = self.shape, self.kernels, self.sizes
-        rows = (sequences.batch, sequences.length, -1, shape.head_dim)
-        turn = None
-        if shape.rotary is not None and sequences.rotation is not None:
-            turn = sequences.rotation.in_windows if shape.scores.window else sequences.rotation.full
+        rows, turn = (sequences.batch, sequences.length, -1, shape.head_dim), self._turn(sequences)
         interleaved = bool(shape.rotary)
         complete_heads = shape.num_kv_heads >= self.out.parallel.tp.size
         if complete_heads and not shape.qk_norm:
@@ -143,18 +162,10 @@ class Attention(Layer):
         return q, k, v
 
     def _attend(self, heads: tuple[Tensor, ...], sequences: Sequences) -> Tensor:
+        """Attention of queries to keys and values of whole rows."""
         q_BSHK, k_BSGK, v_BSGK = heads
         scores, documents, context = self.shape.scores, sequences.documents, sequences.context
-        if sequences.pages is not None:
-            q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in heads)
-            tensors = self._score_tensors(q_BSHK, sequences)
-            return attend_pages(
-                q_NHK, k_NGK, v_NGK, sequences.pages, scores=scores, tensors=tensors, kernels=self.kernels
-            )[None]
-        scale, ends = scores.scale or None, None
-        if context is not None:
-            k_BSGK, v_BSGK = gather_keys(k_BSGK, v_BSGK, cp=context.cp)
-            ends = context.ends
+        scale, ends = scores.scale or None, None if context is None else context.ends
         operation = scores.operation(documents=documents is not None)
         if operation == "attention":
             return self.kernels.attention(q_BSHK, k_BSGK, v_BSGK, scale, ends)

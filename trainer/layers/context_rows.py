@@ -43,9 +43,12 @@ class ContextRows:
 
 def gather_keys(k_BSGK: Tensor, v_BSGK: Tensor, *, cp: Group) -> tuple[Tensor, Tensor]:
     """Keys and values of whole rows, in the order of the row: [B, S, G, K] -> [B, T, G, K] each."""
-    both = torch.stack((k_BSGK, v_BSGK), dim=2).unflatten(1, (2, -1))  # [B, 2 chunks, S / 2, 2, G, K]
-    chunks = gather_sequence(both.transpose(0, 1).contiguous(), cp)
-    in_order = torch.cat((chunks[0::2], chunks[1::2].flip(0)))  # the first chunks of all ranks, then the second ones
-    rows = in_order.transpose(0, 1).flatten(1, 2)
-    k_BTGK, v_BTGK = rows.unbind(dim=2)
+    k_BTGK, v_BTGK = gather_rows(torch.stack((k_BSGK, v_BSGK), dim=2), cp=cp).unbind(dim=2)
     return k_BTGK, v_BTGK
+
+
+def gather_rows(x_BS: Tensor, *, cp: Group) -> Tensor:
+    """What whole rows have for each token, in the order of the row: [B, S, ...] -> [B, T, ...]."""
+    chunks = gather_sequence(x_BS.unflatten(1, (2, -1)).transpose(0, 1).contiguous(), cp)
+    in_order = torch.cat((chunks[0::2], chunks[1::2].flip(0)))  # the first chunks of all ranks, then the second ones
+    return in_order.transpose(0, 1).flatten(1, 2)

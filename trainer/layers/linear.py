@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.kernels.float8 import Float8Rows, Operand, float8_rows, float8_rows_product
+from trainer.kernels.float8 import Float8Rows, Operand, float8_rows, float8_rows_matrix, float8_rows_product
 from trainer.layers.base import Layer, MainGradients, Parallel, add_bias_gradient, add_weight_gradient
 from trainer.layers.float8_scaling import LayerScaling
 from trainer.parallel.collectives import all_reduce_
@@ -49,6 +49,10 @@ class Linear(Layer):
         self.float8: LayerScaling | None = None
         self.kept_rows: Float8Rows | None = None
         self._rows_kernels = Float8RowsKernels(float8_rows, float8_rows_product)
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """The weight, also where it is kept in FP8 alone."""
+        return self.weight if self.kept_rows is None else float8_rows_matrix(self.kept_rows, dtype=dtype)
 
     def prepare(self) -> None:
         """Round the weight to FP8 if it has changed since it was last rounded."""

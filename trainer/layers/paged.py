@@ -51,6 +51,18 @@ class Pages:
         assert self.rows.place_N is not None, "in decoding, paged_attention writes the new tokens"
         _in_words(self.tensors[name].flatten(0, 1)).index_copy_(0, self.rows.place_N, _in_words(x_NGK))
 
+    def keep_rows(self, name: str, x_NGK: Tensor, *, window: int) -> tuple[Tensor, tuple[int, ...]]:
+        """`keep`; and what the new tokens see of each row, one row after the other, and how many tokens of each."""
+        self.keep(name, x_NGK)
+        parts = [
+            x_TGK
+            if len(x_TGK) == self.rows.lengths[row]
+            else self.of_row(name, row, first=self.first_seen(row, window=window))
+            for row, x_TGK in enumerate(x_NGK.split(self.rows.counts))
+        ]
+        lengths = tuple(map(len, parts))
+        return (x_NGK if lengths == self.rows.counts else torch.cat(parts)), lengths
+
     def of_row(self, name: str, row: int, *, first: int) -> Tensor:
         """All tokens of a row from `first` on, which begins a page: [tokens, G, K]."""
         pool_PTGK, length = self.tensors[name], self.rows.lengths[row]
@@ -60,7 +72,10 @@ class Pages:
 
     def first_seen(self, row: int, *, window: int) -> int:
         """The beginning of the first page that new tokens of a row see; with a window, older ones may have gone."""
-        page, seen = self.tensors["key"].shape[1], self.rows.lengths[row] - self.rows.counts[row] - window + 1
+        page, seen = (
+            next(iter(self.tensors.values())).shape[1],
+            self.rows.lengths[row] - self.rows.counts[row] - window + 1,
+        )
         return max(0, seen) // page * page if window else 0
 
 
@@ -109,17 +124,7 @@ def attend_pages(
         new = q_NHK, k_NGK, v_NGK
         y_BHK: Tensor = kernels.paged_attention(*new, *pool, rows.table_BP, rows.length_B, scores, tensors)
         return y_BHK
-    pages.keep("key", k_NGK)
-    pages.keep("value", v_NGK)
-    keys, values, lengths = list[Tensor](), list[Tensor](), list[int]()
-    for row, (k, v) in enumerate(zip(k_NGK.split(rows.counts), v_NGK.split(rows.counts), strict=True)):
-        first = pages.first_seen(row, window=scores.window)
-        if len(k) < rows.lengths[row]:
-            k, v = (pages.of_row(name, row, first=first) for name in ("key", "value"))
-        keys.append(k)
-        values.append(v)
-        lengths.append(len(k))
-    none_earlier = tuple(lengths) == rows.counts
-    k_MGK, v_MGK = (k_NGK, v_NGK) if none_earlier else (torch.cat(keys), torch.cat(values))
-    y_NHK: Tensor = kernels.ragged_attention(q_NHK, k_MGK, v_MGK, rows.counts, tuple(lengths), scores, tensors)
+    k_MGK, lengths = pages.keep_rows("key", k_NGK, window=scores.window)
+    v_MGK, _ = pages.keep_rows("value", v_NGK, window=scores.window)
+    y_NHK: Tensor = kernels.ragged_attention(q_NHK, k_MGK, v_MGK, rows.counts, lengths, scores, tensors)
     return y_NHK

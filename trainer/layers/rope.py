@@ -86,7 +86,7 @@ def magnitude(rope: RopeShape) -> float:
     """The factor for rotated heads: 1, except for yarn (Peng et al. 2023, eq. 22) and longrope."""
     if rope.scaling == "longrope":
         return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_length))
-    return 0.1 * math.log(rope.factor) + 1 if rope.scaling == "yarn" and rope.factor > 1 else 1.0
+    return rope.magnitude(rope.mscale) / rope.magnitude(rope.mscale_all_dim)
 
 
 def _yarn_kept(rope: RopeShape, width: int) -> Tensor:

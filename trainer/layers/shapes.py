@@ -5,6 +5,7 @@ Pure, so that a plan can use them without torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,6 +32,7 @@ class RopeShape:
         short_factors, long_factors: longrope: what each pair's wave is stretched by, in rows of up to original_length
             tokens and in longer ones.
         window_theta: base in blocks with a window, whose frequencies are then not scaled; 0: as in the others.
+        mscale, mscale_all_dim: yarn: rotated heads are multiplied by the quotient of their magnitudes.
     """
 
     theta: float = 10000.0
@@ -46,6 +48,12 @@ class RopeShape:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     window_theta: float = 0.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+    def magnitude(self, mscale: float) -> float:
+        """0.1 mscale ln(factor) + 1 with yarn (Peng et al. 2023, eq. 22), otherwise 1."""
+        return 0.1 * mscale * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
 
     @property
     def in_windows(self) -> RopeShape:
@@ -71,6 +79,23 @@ class NormShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """Sizes of multi-head latent attention.
+
+    Args:
+        q_lora_rank: of the latent of queries; 0: there is none. kv_lora_rank: of that of keys and values.
+        qk_nope_head_dim, qk_rope_head_dim: features of a head of queries and keys that are not rotated, and that are.
+        v_head_dim: of a head of values.
+    """
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
     """One attention layer.
 
@@ -81,6 +106,7 @@ class AttentionShape:
         qk_norm: of queries and keys; None: there is none.
         qk_norm_over: what it normalizes: each head, each head with weights of its own, or all heads of a token.
         scores: how scores are changed.
+        latent: of latent attention, whose latents are normalized by `qk_norm`; None: keys and values are projected.
     """
 
     width: int
@@ -93,6 +119,7 @@ class AttentionShape:
     qk_norm: NormShape | None = None
     qk_norm_over: Literal["head", "own_head", "all_heads"] = "head"
     scores: ScoreShape = field(default_factory=ScoreShape)
+    latent: LatentShape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ An estimate for choosing between layouts, not a simulation; docs/design/parallel
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from trainer.config.sections import MeshSection, RunConfig
@@ -127,7 +128,7 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
     layers = len(place.blocks(plan.shape.num_layers))
     # The embedding, which the family's cost leaves out.
     looked_up = (place.stage == 0) * plan.micro_batch * plan.sequence_length // plan.cp * plan.shape.hidden_size
-    keys = 2 * plan.shape.num_kv_heads * plan.head_dim // plan.tp * layers * element
+    keys = _gathered_keys(config, plan) * layers * element
     gathered = keys * plan.micro_batch * plan.sequence_length * (plan.cp - 1) / plan.cp
     return StepTime(
         products=products / device.flops,
@@ -139,6 +140,15 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
         data_parallel=0.0,
         update=0.0,
     )
+
+
+def _gathered_keys(config: RunConfig, plan: Plan) -> int:
+    """Numbers of a token that a layer gathers over cp: what it would keep of it in generation."""
+    if plan.cp == 1:
+        return 0
+    family = family_of(config)
+    state = family.decode_state(plan.shape, family.kinds(plan.shape)[0])
+    return sum(map(math.prod, state.tensors.values())) // (plan.tp if state.divided else 1)
 
 
 def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, computed: float) -> float:

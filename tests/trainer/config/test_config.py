@@ -304,15 +304,24 @@ NOT_SET = {key.name: key.expected for key in describe() if key.default is None a
 def test_a_key_that_is_not_set_is_none(path: Path, name: str) -> None:
     """Absent, none on the command line, and 0 or "" as files before 0.1 have it; it is absent from files again."""
     section, _, key = name.rpartition(".")
-    read = load_config(path, [f"{name}=none"])
+    needed = [f"{one.name}=2" for one in describe() if one.required and one.name.startswith(f"{section}.")]
+    more = needed if "." in section else []
+    read = load_config(path, [*more, f"{name}=none"])
     is_number = NOT_SET[name].startswith(("integer", "number"))
     for text in ("0", "0.0", '""') if is_number else ('""',):
-        assert load_config(path, [f"{name}={text}"]) == read
+        assert load_config(path, [*more, f"{name}={text}"]) == read
     assert getattr(section_of(read, section), key) is None
     assert f"\n{key} = " not in dump_config(read).split(f"[{section}]")[1].split("\n[")[0]
     if is_number:
         with pytest.raises(UsageError, match=rf"{name} is False; expected"):
             load_config(path, [f"{name}=false"])
+
+
+def test_a_sub_section_without_keys_lacks_those_that_it_needs(path: Path) -> None:
+    path.write_text(path.read_text() + "\n[model.mla]\n[model.bert]\n")
+    with pytest.raises(UsageError, match=r"model.mla.kv_lora_rank is missing; it is required: integer >= 1") as error:
+        load_config(path)
+    assert "model.bert" not in str(error.value)
 
 
 def test_a_sub_section_is_read_overridden_checked_and_written(path: Path) -> None:

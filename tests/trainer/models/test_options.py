@@ -21,11 +21,14 @@ from tests.trainer.engines import (
     reduced,
     small_config,
 )
-from trainer.config.sections import MeshSection, RecomputeSection
+from trainer.config.sections import MeshSection, MLASection, RecomputeSection
 from trainer.models.gpt.memory import block_bytes
 from trainer.models.gpt.shape import gpt_shape
 from trainer.parallel.params import Place
 
+LATENT = MLASection(q_lora_rank=12, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
+WIDE_VALUES = MLASection(kv_lora_rank=20, qk_nope_head_dim=4, qk_rope_head_dim=6, v_head_dim=12, mscale_all_dim=0.7)
+LATENTS = {"mla": LATENT, "head_dim": None, "num_kv_heads": None, "rope_interleaved": True}
 OPTIONS = {
     "qwen3": {"qk_norm": True},
     "qk-layernorm": {"qk_norm": True, "norm": "layernorm", "bias": "qkv"},
@@ -41,6 +44,10 @@ OPTIONS = {
     "cohere": {"norm": "layernorm", "norm_bias": False, "qk_norm": "own_head", "rope_fraction": 0.5},
     "longrope": {"rope_scaling": "longrope", "rope_factor": 2.0, "rope_original_length": 8}
     | {"rope_short_factors": (1.0,) * 4, "rope_long_factors": (1.0, 1.5, 2.0, 8.0)},
+    "mla": LATENTS | {"norm_zero_centered": True},
+    "mla-yarn": LATENTS
+    | {"mla": WIDE_VALUES, "window": 5, "attention_sinks": "learned"}
+    | {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_length": 8},
     "clamped": {"activation_clamp": 0.2, "activation_offset": 1.0, "position": "none"},
     "dropout": {"hidden_dropout": 0.2, "attention_dropout": 0.1, "position": "learned"},
     "dropout-multi-query": {"hidden_dropout": 0.2, "attention_dropout": 0.1, "num_kv_heads": 1},
@@ -128,7 +135,7 @@ RECOMPUTES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["none", "gemma", "sinks", "dropout", "alibi", "olmo", "gemma2", "cohere"])
+@pytest.mark.parametrize("name", ["none", "gemma", "sinks", "dropout", "alibi", "olmo", "gemma2", "cohere", "mla"])
 def test_recomputation_changes_no_bit(name):
     for dtype, tp, sequence_parallel in (("fp64", 1, False), ("bf16", 1, False), ("bf16", 2, True)):
         options = {} if name == "none" else OPTIONS[name]
@@ -148,6 +155,8 @@ def test_recomputation_changes_no_bit(name):
         {"qk_norm": "own_head", "norm": "layernorm"},
         {"qk_norm": "all_heads", "block_norm": "output"},
         {"block_norm": "both", "norm_zero_centered": True},
+        LATENTS,
+        {**LATENTS, "mla": replace(LATENT, q_lora_rank=None, v_head_dim=16)},
     ],
 )
 def test_memory_knows_what_norms_keep(options):
@@ -155,7 +164,8 @@ def test_memory_knows_what_norms_keep(options):
         config = _config(options, recompute=RecomputeSection(mode=mode))
         (measured,) = run_ranks(kept_bytes, 1, config)
         how = {"tokens": SEQUENCE, "element": 8, "recompute": config.recompute}
-        assert 2 * block_bytes(gpt_shape(config, 250), Place(), **how) + 2 * SEQUENCE * 4 * 8 == measured, mode
+        table = 2 * SEQUENCE * gpt_shape(config, 250).turned_width // 2 * 8
+        assert 2 * block_bytes(gpt_shape(config, 250), Place(), **how) + table == measured, mode
 
 
 def test_recomputation_keeps_less():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.config.presets import PRESETS
-from trainer.config.sections import ModelSection, MoESection, RunConfig
+from trainer.config.sections import MLASection, ModelSection, MoESection, RunConfig
 from trainer.layers.shapes import GATED
 from trainer.models.arithmetic import common_divisors, listed, round_up
 from trainer.models.gpt.shape import ffn_hidden_size, head_dim
@@ -16,6 +16,7 @@ from trainer.models.gpt.shape import ffn_hidden_size, head_dim
 
 def model_problems(config: RunConfig) -> Iterator[str]:
     """Every conflict among the model's sizes and options, and with the length of samples."""
+    yield from _latent_problems(config.model, config.model.mla) if config.model.mla else _head_problems(config)
     yield from _size_problems(config)
     yield from _option_problems(config.model)
     yield from _longrope_problems(config)
@@ -46,12 +47,24 @@ def float8_sizes(config: RunConfig) -> dict[str, int]:
     """Rows and columns of the matrices of linear layers on a rank, by name."""
     model, train, tp = config.model, config.train, config.mesh.tp
     kv_heads = model.num_kv_heads or model.num_heads
-    return {
+    sizes = {
         "train.micro_batch x train.sequence_length / mesh.cp": train.micro_batch
         * train.sequence_length
         // config.mesh.cp,
         "model.hidden_size": model.hidden_size,
         "model.ffn_hidden_size / mesh.tp": ffn_hidden_size(config) // tp,
+    }
+    if mla := model.mla:
+        heads = model.num_heads // tp
+        return sizes | {
+            "model.mla.q_lora_rank": mla.q_lora_rank or 0,
+            "model.mla.kv_lora_rank": mla.kv_lora_rank,
+            "model.mla.kv_lora_rank + qk_rope_head_dim": mla.kv_lora_rank + mla.qk_rope_head_dim,
+            "heads x (qk_nope_head_dim + qk_rope_head_dim) / mesh.tp": heads * head_dim(config),
+            "heads x (qk_nope_head_dim + v_head_dim) / mesh.tp": heads * (mla.qk_nope_head_dim + mla.v_head_dim),
+            "heads x v_head_dim / mesh.tp": heads * mla.v_head_dim,
+        }
+    return sizes | {
         "heads x head size / mesh.tp": model.num_heads * head_dim(config) // tp,
         "heads of q, k and v x head size / mesh.tp": (model.num_heads // tp + 2 * max(1, kv_heads // tp))
         * head_dim(config),
@@ -61,6 +74,21 @@ def float8_sizes(config: RunConfig) -> dict[str, int]:
 def _size_problems(config: RunConfig) -> Iterator[str]:
     model, length = config.model, config.train.sequence_length
     kv_heads = model.num_kv_heads or model.num_heads
+    if model.num_heads % kv_heads:
+        yield (
+            f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={kv_heads}; "
+            f"choose model.num_kv_heads from {listed(common_divisors(model.num_heads))}"
+        )
+    if model.max_position and model.max_position < length:
+        yield (
+            f"train.sequence_length={length} is longer than model.max_position={model.max_position}; "
+            f"shorten the sequence, set model.max_position to at least {length}, or leave it out"
+        )
+
+
+def _head_problems(config: RunConfig) -> Iterator[str]:
+    """Sizes of heads that are impossible."""
+    model = config.model
     if not model.head_dim and model.hidden_size % model.num_heads:
         yield (
             f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}; "
@@ -84,16 +112,6 @@ def _size_problems(config: RunConfig) -> Iterator[str]:
         )
     elif model.rope_scaling == "ntk" and int(head_dim(config) * model.rope_fraction) <= 2:
         yield 'model.rope_scaling="ntk" needs more than 2 rotated features of a head; raise model.head_dim'
-    if model.num_heads % kv_heads:
-        yield (
-            f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={kv_heads}; "
-            f"choose model.num_kv_heads from {listed(common_divisors(model.num_heads))}"
-        )
-    if model.max_position and model.max_position < length:
-        yield (
-            f"train.sequence_length={length} is longer than model.max_position={model.max_position}; "
-            f"shorten the sequence, set model.max_position to at least {length}, or leave it out"
-        )
 
 
 def _option_problems(model: ModelSection) -> Iterator[str]:
@@ -151,6 +169,30 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
         yield (
             f"model.rope_beta_slow={model.rope_beta_slow:g} is not below "
             f"model.rope_beta_fast={model.rope_beta_fast:g}; choose a smaller one"
+        )
+
+
+def _latent_problems(model: ModelSection, mla: MLASection) -> Iterator[str]:
+    """Keys that have no meaning with latent attention, which has sizes of its own and always normalizes latents."""
+    derived = {"head_dim": None, "num_kv_heads": None, "qk_norm": False, "bias": False, "rope_fraction": 1.0}
+    for key, only in derived.items():
+        if (value := getattr(model, key)) != only:
+            why = {"qk_norm": "always normalizes its latents", "bias": "has no biases"}.get(key, "has its own sizes")
+            yield f"model.{key}={value!r} has no meaning with [model.mla], which {why}; leave it out"
+    if model.position != "rope":
+        yield f'model.position="{model.position}" cannot be used with [model.mla]; set model.position="rope"'
+    if mla.qk_rope_head_dim % 2:
+        yield (
+            f"model.mla.qk_rope_head_dim={mla.qk_rope_head_dim} is odd, but rope rotates features in pairs; "
+            "choose an even number"
+        )
+    for key, usual in (("mscale", 1.0), ("mscale_all_dim", 0.0)):
+        if model.rope_scaling != "yarn" and (value := getattr(mla, key)) != usual:
+            yield (f'model.mla.{key}={value:g} needs model.rope_scaling="yarn"; set that, or leave model.mla.{key} out')
+    if model.attention_scale and mla.mscale_all_dim:
+        yield (
+            f"model.attention_scale={model.attention_scale:g} and model.mla.mscale_all_dim={mla.mscale_all_dim:g} "
+            "both say by what scores are multiplied; leave one of them out"
         )
 
 

@@ -102,19 +102,19 @@ def _forward(shape: GPTShape, place: Place, *, kind: str, document_lengths: tupl
     tp, width = place.tp_size, shape.hidden_size
     scores = scores_of(shape, kind)
     seen = _seen(scores.window, document_lengths) if scores.causal else sum(document_lengths) / len(document_lengths)
-    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     inner, rows, sorted_rows = float(shape.ffn_hidden_size), 1.0, 0.0
     if shape.moe is not None and kind.endswith("experts"):
         inner, rows = _active_inner(shape), float(shape.moe.top_k)
         sorted_rows = 6.0 * rows * width  # copied into the order of experts and back, each read and written
+    moved, inputs, outputs = _heads_moved(shape, place)
     return _Forward(
-        products=2 * _active_weights(shape, place, kind),
-        attention=4 * seen * shape.num_heads * shape.head_dim / tp,
+        products=2 * (_active_weights(shape, place, kind) - _whole_weights(shape) * (1 - 1 / _sharers(place))),
+        attention=4 * seen * shape.num_heads * max(shape.head_dim, shape.value_width) / tp,
         norms=_norms_moved(shape) * width / (tp if place.sequence_parallel else 1) + sorted_rows,
-        heads=(2 * heads + (2 * (heads - shape.num_kv_heads * shape.head_dim) if shape.qk_norm else 0)) / tp,
+        heads=moved,
         activation=(3 if shape.gated else 2) * inner / tp,
-        inputs=(1 + rows) * width + (shape.num_heads * shape.head_dim + inner) / tp,
-        outputs=(1 + rows) * width + (heads + inner * (2 if shape.gated else 1)) / tp,
+        inputs=rows * width + inputs + (shape.num_heads * shape.value_width + inner) / tp,
+        outputs=(1 + rows) * width + outputs + inner * (2 if shape.gated else 1) / tp,
     )
 
 
@@ -123,6 +123,24 @@ def _active_inner(shape: GPTShape) -> float:
     moe = shape.moe
     assert moe is not None, "a block with experts"
     return float(moe.top_k * moe.ffn_hidden_size + moe.shared_ffn_hidden_size)
+
+
+def _heads_moved(shape: GPTShape, place: Place) -> tuple[float, float, float]:
+    """Numbers between the hidden state and attention: moved by what is no product, read by products, and their results.
+
+    Latent attention copies queries, keys and values to where its kernels read them.
+    """
+    tp, mla = place.tp_size, shape.mla
+    if mla is None:
+        heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        normed = 2 * (heads - shape.num_kv_heads * shape.head_dim) if shape.qk_norm else 0
+        return (2 * heads + normed) / tp, shape.hidden_size, heads / tp
+    latents = (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim) / _sharers(place)
+    up = mla.qk_nope_head_dim + mla.v_head_dim
+    widest = max(shape.head_dim, shape.value_width)
+    copied = shape.num_heads * (3 * shape.head_dim + up + 2 * widest) / tp
+    results = shape.num_heads * (shape.head_dim + up) / tp
+    return 4 * latents + copied, (2 if mla.q_lora_rank else 1) * shape.hidden_size + latents, latents + results
 
 
 def _norms_moved(shape: GPTShape) -> float:
@@ -156,8 +174,13 @@ def _active_weights(shape: GPTShape, place: Place, kind: str) -> float:
 
 
 def _attention_weights(shape: GPTShape, place: Place) -> float:
-    width, inner = shape.hidden_size, shape.num_heads * shape.head_dim
-    return width * (2 * inner + 2 * shape.num_kv_heads * shape.head_dim) / place.tp_size
+    width, inner, mla = shape.hidden_size, shape.num_heads * shape.head_dim, shape.mla
+    if mla is None:
+        return width * (2 * inner + 2 * shape.num_kv_heads * shape.head_dim) / place.tp_size
+    divided = (mla.q_lora_rank or width) * inner
+    divided += shape.num_heads * mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim)
+    divided += shape.num_heads * mla.v_head_dim * width
+    return _whole_weights(shape) + divided / place.tp_size
 
 
 def _matrices(shape: GPTShape, inner: int) -> float:
@@ -165,30 +188,44 @@ def _matrices(shape: GPTShape, inner: int) -> float:
     return shape.hidden_size * inner * (3 if shape.gated else 2)
 
 
+def _whole_weights(shape: GPTShape) -> int:
+    """Those of the matrices that each tp rank has whole: they make latents."""
+    mla = shape.mla
+    return 0 if mla is None else shape.hidden_size * (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim)
+
+
+def _sharers(place: Place) -> int:
+    """Ranks that divide the tokens between the parallel linears."""
+    return place.tp_size if place.sequence_parallel else 1
+
+
 def _sent(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
     """Numbers sent over tp per token; in backward the weight's product hides about 40 % of them."""
-    once = shape.hidden_size * (place.tp_size - 1) / place.tp_size  # a gather, or a reduction to shares
-    return once * (4 * runs + 6 * 0.6 * blocks)
+    width, mla = shape.hidden_size, shape.mla
+    entering = width if mla is None else (mla.q_lora_rank or width) + mla.kv_lora_rank + mla.qk_rope_head_dim
+    once = (3 * width + entering) * (place.tp_size - 1) / place.tp_size  # gathers, and reductions to shares
+    return once * (runs + 1.5 * 0.6 * blocks)
 
 
 def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:
     """Operations of forward and backward per token: 6 N + 12 H x (the sum of A over layers).
 
     N counts the parameters that are multiplied: all except lookup tables (learned positions, an untied embedding), and
-    of experts those that compute a token. H =
-    heads x head_dim. A is the tokens that a layer attends to at most: the sequence length (Chowdhery et al. 2022, PaLM,
+    of experts those that compute a token. H = heads x head_dim; with latent attention, 2 H = heads x (size of a key +
+    size of a value). A is the tokens that a layer attends to at most: the sequence length (Chowdhery et al. 2022, PaLM,
     appendix B), the layer's window if that is shorter, or the document if that is shorter still; a mean over
     `document_lengths`, see `Plan`. The half of the attention matrix that a causal mask hides is counted, as is usual,
     so that figures are comparable.
     """
     lookups = shape.max_position * shape.hidden_size if shape.position == "learned" else 0
     lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
+    pair = shape.num_heads * (shape.head_dim + shape.value_width)
     windows = Counter(scores_of(shape, kind).window for kind in kinds(shape))
     attended = sum(
         layers * sum(_attended(window, length) for length in document_lengths) / len(document_lengths)
         for window, layers in windows.items()
     )
-    return 6 * (active_parameters(shape) - lookups) + round(12 * shape.num_heads * shape.head_dim * attended)
+    return 6 * (active_parameters(shape) - lookups) + round(6 * pair * attended)
 
 
 def active_parameters(shape: GPTShape) -> int:

@@ -12,6 +12,7 @@ import functools
 
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import RecomputedChunk, chunks
+from trainer.layers.shapes import LatentShape
 from trainer.models.gpt.shape import GPTShape, kinds
 from trainer.parallel.params import Place
 
@@ -92,10 +93,16 @@ def block_bytes(
         routing = mine * 4 * moe.num_experts * wide + tokens * moe.top_k * (2 * wide + 3 * 8)
         routing += mine * shape.hidden_size * element if moe.shared_gate else 0
     sums = mine * shape.hidden_size * (shape.kept_sums + shape.out_norms)
-    inside = tokens * (2 * heads + 2 * groups * cp) * shape.head_dim + tokens * inner * (2 if shape.gated else 1)
+    inside = tokens * inner * (2 if shape.gated else 1)
+    if shape.mla is None:
+        inside += tokens * (2 * heads + 2 * groups * cp) * shape.head_dim
+    else:
+        inside += _latent_inside(shape, shape.mla, tokens=tokens, mine=mine, heads=heads, cp=cp)
     cheap = mine * shape.hidden_size * shape.in_norms + tokens * inner
     statistics = mine * (shape.in_norms + shape.out_norms)
-    if shape.qk_norm:  # values are part of the projection's output, which is kept
+    if shape.mla:
+        statistics += mine * (2 if shape.mla.q_lora_rank else 1)
+    elif shape.qk_norm:  # values are part of the projection's output, which is kept
         copied = shape.qk_norm is True or (shape.qk_norm == "all_heads" and tp == 1)
         inside += tokens * (heads + groups) * shape.head_dim * (1 + copied)
         statistics += tokens * (2 if shape.qk_norm == "all_heads" else heads + groups)
@@ -104,5 +111,16 @@ def block_bytes(
     if float8 and recompute.mode != "selective":
         # Inputs of linear layers rounded to one byte, that of attention's projection beside attention's own copy.
         first = 2 * mine * shape.hidden_size * (element if place.sequence_parallel else 1)
-        kept = first + tokens * (inner + heads * shape.head_dim)
+        kept = first + tokens * (inner + heads * shape.value_width)
     return (sums + inside) * element + kept + statistics * wide + routing
+
+
+def _latent_inside(shape: GPTShape, mla: LatentShape, *, tokens: int, mine: int, heads: int, cp: int) -> int:
+    """Numbers that latent attention keeps: latents before and behind their norms, and heads as its kernels read them.
+
+    With heads of two widths the result is kept twice: as wide as the kernel gives it, and without the padding.
+    """
+    widest = max(shape.head_dim, mla.v_head_dim)
+    latents = mine * (2 * mla.q_lora_rank + mla.kv_lora_rank) + tokens * cp * mla.kv_lora_rank
+    narrow = mla.v_head_dim if mla.v_head_dim < widest else 0
+    return latents + tokens * heads * (2 * widest + narrow) + tokens * cp * heads * 2 * widest

@@ -28,6 +28,7 @@ from trainer.layers.dropout import Dropout, TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
 from trainer.layers.experts import MoE
 from trainer.layers.head import capped, head_loss
+from trainer.layers.latent_attention import LatentAttention
 from trainer.layers.linear import column_product
 from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
@@ -84,7 +85,8 @@ class Block(nn.Module):
         weights = site(shape.scores.dropout, site="weights") if shape.scores.dropout else None
         enters, leaves = shape.block_norm != "output", shape.block_norm != "input"
         self.attention_norm = make_norm(shape, kernels) if enters else None
-        self.attention = Attention(self.attention_shape(shape, number), parallel, kernels=kernels, dropout=weights)
+        attention = LatentAttention if shape.mla else Attention
+        self.attention = attention(self.attention_shape(shape, number), parallel, kernels=kernels, dropout=weights)
         self.attention_out_norm = make_norm(shape, kernels) if leaves else None
         self.mlp_norm = make_norm(shape, kernels) if enters else None
         self.number, self.moe = number, shape.moe
@@ -393,7 +395,7 @@ class GPT(nn.Module):
 
     def _make_rotation(self, length: int, device: torch.device, generates: bool) -> Rotations:
         rope, dtype = self.shape.rope, next(self.parameters()).dtype
-        make = functools.partial(rotation, head_dim=self.shape.head_dim, dtype=dtype, device=device)
+        make = functools.partial(rotation, head_dim=self.shape.turned_width, dtype=dtype, device=device)
 
         def table(rope: RopeShape) -> Rotation:
             """With longrope, a step of generation has short and long rows: the table of the short comes first."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from trainer.layers.shapes import LatentShape
 from trainer.models.gpt.shape import GPTShape
 from trainer.parallel.params import ParamSpec, Piece, Place, num_elements, vocabulary_range
 
@@ -82,7 +83,11 @@ class Table:
         width, inner, bias = shape.hidden_size, shape.num_heads * shape.head_dim, shape.bias is True
         if shape.in_norms:
             self.norm(f"{block}.attention_norm", shape)
-        self.heads(f"{block}.attention", shape)
+        if shape.mla:
+            inner = shape.num_heads * shape.mla.v_head_dim
+            self.latent_heads(f"{block}.attention", shape, shape.mla)
+        else:
+            self.heads(f"{block}.attention", shape)
         self.rows(f"{block}.attention.out", width, inner, std=residual_std, bias=bias)
         if shape.out_norms:
             self.norm(f"{block}.attention_out_norm", shape)
@@ -164,6 +169,27 @@ class Table:
             for part in ("q_norm", "k_norm"):
                 # Each rank sees only its own heads.
                 self.norm(f"{name}.{part}", shape, width=shape.head_dim, partial=("tp",) if self.tp_size > 1 else ())
+
+    def latent_heads(self, name: str, shape: GPTShape, mla: LatentShape) -> None:
+        """The projections of latent attention: to latents, which every rank has whole, and from these to heads.
+
+        The rotated features of keys are made of the second latent's matrix and serve the heads of all ranks.
+        """
+        width, std, query = shape.hidden_size, shape.init_std, mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        down = mla.kv_lora_rank + mla.qk_rope_head_dim
+        up = mla.qk_nope_head_dim + mla.v_head_dim
+        if shape.scores.sinks == "learned":
+            self.columns(f"{name}.sink", [("sink", shape.num_heads)], None, std=0.0, bias=False)
+        if mla.q_lora_rank:
+            self.whole(f"{name}.q_down.weight", (mla.q_lora_rank, width), std=std, decay=True, matrix=True)
+            self.norm(f"{name}.q_norm", shape, width=mla.q_lora_rank)
+            inputs, queries = mla.q_lora_rank, "q_up"
+        else:
+            inputs, queries = width, "q"
+        self.columns(f"{name}.{queries}", [(queries, shape.num_heads * query)], inputs, std=std, bias=False)
+        self.whole(f"{name}.kv_down.weight", (down, width), std=std, decay=True, matrix=True)
+        self.norm(f"{name}.kv_norm", shape, width=mla.kv_lora_rank)
+        self.columns(f"{name}.kv_up", [("kv_up", shape.num_heads * up)], mla.kv_lora_rank, std=std, bias=False)
 
     def columns(
         self,
@@ -259,11 +285,12 @@ class Table:
         decay: bool,
         fill: float = 0.0,
         partial: tuple[str, ...] | None = None,
+        matrix: bool = False,
     ) -> None:
         """Held by every rank of tp; gradients are partial sums if a rank sees part of the tokens, or if `partial`."""
         piece = Piece(name=name, shape=size, start=tuple(0 for _ in size), size=size)
         partial = self.partial if partial is None else partial
-        self._add(name, size, [piece], std=std, fill=fill, decay=decay, copies=("tp",), partial=partial)
+        self._add(name, size, [piece], std=std, fill=fill, decay=decay, matrix=matrix, copies=("tp",), partial=partial)
 
     def _add(
         self,

@@ -12,17 +12,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from trainer.config.parse import own_keys
-from trainer.config.sections import ModelSection, MoESection, RunConfig
+from trainer.config.sections import MLASection, ModelSection, MoESection, RunConfig
 from trainer.kernels.scores import ScoreShape
-from trainer.layers.shapes import GATED, AttentionShape, MLPShape, MoEShape, NormShape, RopeShape
+from trainer.layers.shapes import GATED, AttentionShape, LatentShape, MLPShape, MoEShape, NormShape, RopeShape
 from trainer.models.arithmetic import round_up
 from trainer.models.family import DecodeState
 
+_LATENT_SIZES = tuple(field.name for field in dataclasses.fields(LatentShape))
 _KEYS = {  # keys of [model] whose names are not those of the parts of a shape, joined
     "scores_scale": "attention_scale",
     "scores_softcap": "attention_softcap",
     "scores_window": "window",
     "scores_sinks": "attention_sinks",
+    **{f"mla_{name}": f"mla.{name}" for name in _LATENT_SIZES},
+    "rope_mscale": "mla.mscale",
+    "rope_mscale_all_dim": "mla.mscale_all_dim",
 }
 # A learned max_position is a tensor's shape; alibi is a value of position; dropout is often lowered on the way.
 _NOT_FUNCTION = (
@@ -51,12 +55,14 @@ class GPTShape:
 
     Args:
         vocab_size: rows of the logical embedding. padded_vocab_size: rows over all ranks with padding.
-        head_dim: elements of one head; num_heads of them may differ from hidden_size.
+        head_dim: elements of one head; num_heads of them may differ from hidden_size. With latent attention, of
+            one of queries and keys.
         max_position: rows of learned positions; longest sequence.
         bias: of all linear layers, or of the projections to q, k and v only.
         rope_interval: every k-th block does not rotate its heads; 0: all blocks do.
         scores: how attention changes scores, except in the blocks of window_interval.
         window_interval: every k-th block attends to all tokens; 0: none.
+        mla: sizes of latent attention; None: keys and values are projected.
         norm_bias: of a layernorm. norm_zero_centered: weights of norms are stored less 1.
         block_norm: what is normalized: what attention and MLP read, what they add, or both.
         qk_norm: whether the heads of queries and keys are normalized; "own_head", "all_heads": see AttentionShape.
@@ -89,6 +95,7 @@ class GPTShape:
     activation_offset: float = 0.0
     bias: bool | Literal["qkv"]
     qk_norm: bool | Literal["own_head", "all_heads"] = False
+    mla: LatentShape | None = None
     scores: ScoreShape = field(default_factory=ScoreShape)
     window_interval: int = 0
     logit_softcap: float = 0.0
@@ -126,6 +133,16 @@ class GPTShape:
         return 0 if self.block_norm == "input" else 2
 
     @property
+    def turned_width(self) -> int:
+        """Features of a head in which the table of rotary positions lies."""
+        return self.mla.qk_rope_head_dim if self.mla else self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Features of a head of values."""
+        return self.mla.v_head_dim if self.mla else self.head_dim
+
+    @property
     def norm_shape(self) -> NormShape:
         """That of all norms; those over several heads have no bias."""
         return NormShape(
@@ -159,8 +176,9 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
         activation_offset=model.activation_offset,
         bias=model.bias,
         qk_norm=model.qk_norm,
+        mla=_latent_shape(model.mla),
         scores=ScoreShape(
-            scale=model.attention_scale or 0.0,
+            scale=_scores_scale(model),
             softcap=model.attention_softcap or 0.0,
             alibi=model.position == "alibi",
             relative=model.position == "relative",
@@ -206,6 +224,26 @@ def _moe_shape(moe: MoESection, ffn_hidden_size: int) -> MoEShape:
     )
 
 
+def _latent_shape(mla: MLASection | None) -> LatentShape | None:
+    if mla is None:
+        return None
+    return LatentShape(
+        q_lora_rank=mla.q_lora_rank or 0,
+        kv_lora_rank=mla.kv_lora_rank,
+        qk_nope_head_dim=mla.qk_nope_head_dim,
+        qk_rope_head_dim=mla.qk_rope_head_dim,
+        v_head_dim=mla.v_head_dim,
+    )
+
+
+def _scores_scale(model: ModelSection) -> float:
+    """The factor of scores; 0: 1 / sqrt(head width). Latent attention may compute with wider heads."""
+    if model.attention_scale or model.mla is None:
+        return model.attention_scale or 0.0
+    width = model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim
+    return _rope_shape(model).magnitude(model.mla.mscale_all_dim) ** 2 / math.sqrt(width)
+
+
 def _rope_shape(model: ModelSection) -> RopeShape:
     return RopeShape(
         theta=model.rope_theta,
@@ -221,6 +259,8 @@ def _rope_shape(model: ModelSection) -> RopeShape:
         short_factors=model.rope_short_factors,
         long_factors=model.rope_long_factors,
         window_theta=model.rope_window_theta or 0.0,
+        mscale=model.mla.mscale if model.mla else 1.0,
+        mscale_all_dim=model.mla.mscale_all_dim if model.mla else 0.0,
     )
 
 
@@ -229,6 +269,7 @@ def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
     turns = shape.position == "rope" and not (shape.rope_interval and (number + 1) % shape.rope_interval == 0)
     over = shape.qk_norm if isinstance(shape.qk_norm, str) else "head"
     qk_norm = replace(shape.norm_shape, bias=shape.norm_bias and over == "head")
+    has_norm = shape.qk_norm or shape.mla
     return AttentionShape(
         width=shape.hidden_size,
         num_heads=shape.num_heads,
@@ -237,9 +278,10 @@ def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
         bias=bool(shape.bias),
         out_bias=shape.bias is True,
         rotary=shape.rope.interleaved if turns else None,
-        qk_norm=qk_norm if shape.qk_norm else None,
+        qk_norm=qk_norm if has_norm else None,
         qk_norm_over=over,
         scores=scores_of(shape, kinds(shape)[number]),
+        latent=shape.mla,
     )
 
 
@@ -302,12 +344,14 @@ def counts(shape: GPTShape) -> dict[str, int]:
 
 
 def decode_state(shape: GPTShape, kind: str) -> DecodeState:
-    """Keys and values of all tokens, or of those in the window."""
-    heads = (shape.num_kv_heads, shape.head_dim)
+    """Keys and values of all tokens, or of those in the window; with latent attention, what all heads share."""
     restart = shape.rope.original_length if shape.position == "rope" and shape.rope.scaling == "longrope" else None
-    return DecodeState(
-        tensors={"key": heads, "value": heads}, last=scores_of(shape, kind).window or None, restart=restart
-    )
+    last = scores_of(shape, kind).window or None
+    if shape.mla:
+        tensors = {"latent": (1, shape.mla.kv_lora_rank + shape.mla.qk_rope_head_dim)}
+        return DecodeState(tensors=tensors, last=last, divided=False, restart=restart)
+    heads = (shape.num_kv_heads, shape.head_dim)
+    return DecodeState(tensors={"key": heads, "value": heads}, last=last, restart=restart)
 
 
 def padded_vocab_size(vocab_size: int, tp: int) -> int:
@@ -316,7 +360,9 @@ def padded_vocab_size(vocab_size: int, tp: int) -> int:
 
 
 def head_dim(config: RunConfig) -> int:
-    """Features of one attention head."""
+    """Features of one attention head; with latent attention, of queries and keys."""
+    if mla := config.model.mla:
+        return mla.qk_nope_head_dim + mla.qk_rope_head_dim
     return config.model.head_dim or config.model.hidden_size // config.model.num_heads
 
 
@@ -332,6 +378,7 @@ def function_keys(shape: GPTShape) -> dict[str, Any]:
     """What decides the function, by keys of [model]: the shape without what the layout or the first weights decide."""
     values = dataclasses.asdict(shape)
     values.pop("moe")
+    values["mla"] = values["mla"] or dict.fromkeys(_LATENT_SIZES, 0)
     keys = {name: value for name, value in _settings(values) if name not in _NOT_FUNCTION}
     return keys | _moe_keys(shape)
 
@@ -365,7 +412,7 @@ def effective_keys(config: RunConfig) -> dict[str, Any]:
     model: ModelSection = config.model
     keys = {name: getattr(model, name) for name in own_keys("model") if name not in _NOT_TRAINED}
     keys["num_kv_heads"] = model.num_kv_heads or model.num_heads
-    keys["head_dim"] = size = model.head_dim or model.hidden_size // model.num_heads
+    keys["head_dim"] = size = head_dim(config)
     keys["ffn_hidden_size"] = ffn_hidden_size(config)
     keys["max_position"] = model.max_position or config.train.sequence_length
     if model.attention_scale and math.isclose(model.attention_scale, size**-0.5, rel_tol=1e-6):
@@ -392,4 +439,7 @@ def effective_keys(config: RunConfig) -> dict[str, Any]:
         idle.add("norm_bias")
     if model.moe is not None:
         keys |= _moe_keys(gpt_shape(config, model.vocab_size or 1))
+    if model.mla:
+        keys |= {f"mla.{name}": value for name, value in dataclasses.asdict(model.mla).items()}
+        idle |= set() if model.rope_scaling == "yarn" else {"mla.mscale", "mla.mscale_all_dim"}
     return {name: value for name, value in keys.items() if name not in idle}
