@@ -16,7 +16,8 @@ from tests.helpers.ties import Ties
 from tests.reference.whole_context import continue_row
 from tests.trainer.shapes import GPT2, LLAMA
 from trainer.kernels.scores import ScoreShape
-from trainer.layers.shapes import RopeShape
+from trainer.layers.shapes import LatentShape, RopeShape
+from trainer.models.float8_layers import keep_float8_weights
 from trainer.models.gpt.model import build_gpt
 from trainer.models.gpt.params import parameter_table
 from trainer.parallel.init import ElementRange, initialize_
@@ -33,7 +34,16 @@ BASE = replace(LLAMA, max_position=CONTEXT)
 LONGROPE = RopeShape(
     scaling="longrope", factor=4.0, original_length=20, short_factors=(1.0,) * 4, long_factors=(1.5, 3.0) * 2
 )
+LATENT = LatentShape(q_lora_rank=12, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
 SHAPES = {
+    "latent": replace(BASE, num_kv_heads=4, head_dim=12, mla=LATENT, scores=ScoreShape(scale=0.3)),
+    "latent in a window": replace(
+        BASE,
+        num_kv_heads=4,
+        head_dim=12,
+        mla=replace(LATENT, q_lora_rank=0, v_head_dim=14),
+        scores=ScoreShape(scale=0.3, window=6, sinks="learned"),
+    ),
     "llama": BASE,
     "gpt2": replace(GPT2, max_position=CONTEXT),
     "one key-value head": replace(BASE, num_kv_heads=1, qk_norm=True),
@@ -332,7 +342,7 @@ def _gap(context, name, key, place):
     return twins(make_model(context, name), [*requests(8), SAMPLES])[key].gap(place)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "window and whole"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "window and whole", "latent"])
 def test_every_layout_gives_the_same_tokens(name):
     (alone,) = run_ranks(_layout, 1, name, 1)
     ties = Ties()
@@ -394,3 +404,15 @@ def _thousand(context):
 @pytest.mark.timeout(1500)
 def test_a_thousand_requests_under_a_little_cache():
     run_ranks(_thousand, 1, timeout_s=1200)
+
+
+def _float8(context):
+    model, asked = make_model(context, "latent"), Request("x", [5, 9, 100, 7, 7, 30, 2], GREEDY, max_tokens=2)
+    keep_float8_weights(model.module, device=torch.device("cpu"))
+    _, log_probs, _ = continue_row(model, asked.prompt, asked.sampling, max_tokens=asked.max_tokens)
+    ((_, found, _),) = run(Engine(model, page_tokens=4), [asked]).values()
+    assert found == pytest.approx(log_probs, abs=0.02)  # the whole context rounds latents, too
+
+
+def test_latents_are_multiplied_by_weights_in_fp8():
+    run_ranks(_float8, 1)
