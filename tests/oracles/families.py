@@ -34,6 +34,7 @@ from trainer.config.sections import (
     BertSection,
     DataSection,
     MeshSection,
+    MLASection,
     ModelSection,
     OptimizerSection,
     RunConfig,
@@ -199,6 +200,56 @@ def moe(reference: Reference) -> Iterator[Case]:
         yield _case("moe", reference, what, compare)
 
 
+# ---- latent attention
+
+
+def mla_mtp(reference: Reference) -> Iterator[Case]:
+    """A file of mla_mtp/: logits, gradients, 20 steps, and the same in layouts without a note."""
+    case = functools.partial(_case, "mla_mtp", reference)
+    extra = reference.model["extra"]
+    if extra:
+        yield Case("mla_mtp", reference.name, lambda: "", 19)
+        return
+    yield case("logits", functools.partial(_decoder_outputs, reference))
+    yield case("gradients", functools.partial(_gradients, reference, _decoder_config))
+    notes = {name: told.get("note", "") for name, told in reference.info["layouts"].items()}
+    for layout in ("one rank", *(name.removesuffix("_fixed") for name, note in notes.items() if not note)):
+        yield case(layout, functools.partial(_steps, reference, _decoder_config, "", ("megatron", 2), layout))
+
+
+def _decoder_config(reference: Reference, *, average: str, micro_batch: int, mesh: Mapping[str, Any]) -> RunConfig:
+    model, length = reference.model, reference.train["seq"]
+    config = _config(reference, average=average, micro_batch=micro_batch, mesh=mesh, length=length)
+    keys: dict[str, Any] = {"num_kv_heads": model["num_query_groups"]}
+    if latent := model["mla"]:
+        sizes = {name: latent[name] for name in ("q_lora_rank", "kv_lora_rank", "v_head_dim")}
+        sizes |= {"qk_nope_head_dim": latent["qk_head_dim"], "qk_rope_head_dim": latent["qk_pos_emb_head_dim"]}
+        keys = {"rope_interleaved": True}
+        if latent["rope_type"] == "yarn":
+            sizes |= {name: latent[name] for name in ("mscale", "mscale_all_dim")}
+            keys |= {"rope_scaling": "yarn", "rope_factor": latent["rotary_scaling_factor"]}
+            keys |= {"rope_original_length": latent["original_max_position_embeddings"]}
+        keys["mla"] = MLASection(**sizes)
+    return replace(config, model=replace(config.model, **keys))
+
+
+def _decoder_batch(reference: Reference, step: int | None) -> Microbatch:
+    data = {name: x[(step or 0) % len(x)] for name, x in reference.part("data/").items()}
+    return Microbatch(tokens_BS=data["tokens"], labels_BS=data["labels"], loss_mask_BS=data["loss_mask"])
+
+
+def _decoder_outputs(reference: Reference) -> str:
+    """Logits of the first microbatch, and losses of all tokens."""
+    model, out = _model(reference, _decoder_config), reference.part("out/")
+    batch = _decoder_batch(reference, 0)
+    with torch.no_grad():
+        if bad := _far(model.whole_logits(rows_of(batch, slice(0, 2))), out["logits_microbatch0"], LOGITS):
+            return f"logits: {bad}"
+        _, losses_N = model((), batch)
+    counted = out["per_token_loss"] * batch.loss_mask_BS
+    return f"losses of tokens: {bad}" if (bad := _far(losses_N.view(counted.shape), counted, LOGITS)) else ""
+
+
 # ---- what models of all kinds have
 
 
@@ -360,7 +411,7 @@ def _unlike_gradients(reference: Reference, found: Mapping[str, Tensor]) -> str:
         first = torch.tensor(told["first4"], dtype=torch.float64)
         if bad := _far(flat[: len(first)], first, limit):
             return f"{name}: first values: {bad}"
-    for name, whole in reference.part("grad_micro4/").items():
+    for name, whole in (reference.part("grad_micro4/") | reference.part("grad/")).items():
         if bad := _far(found[name], whole, WHOLE_GRADIENT):
             return f"{name}: {bad}"
     return ""
@@ -380,7 +431,7 @@ def _rank_steps(context: RankContext, path: Path, config: RunConfig) -> list[tup
 
 
 def _steps(reference: Reference, configure: Configure, log: str, mode: tuple[str, int], layout: str) -> str:
-    """Twenty steps against a log; `mode`: train.loss_average, and rows of a microbatch."""
+    """Twenty steps against a log; "": the only one. `mode`: train.loss_average, and rows of a microbatch."""
     if layout not in LAYOUTS and layout != "one rank":
         return f"unknown layout {layout}"
     ranks, mesh = LAYOUTS.get(layout, (1, {}))
@@ -388,16 +439,17 @@ def _steps(reference: Reference, configure: Configure, log: str, mode: tuple[str
     found = run_ranks(_rank_steps, ranks, reference.path, config)
     if any(curve != found[0] for curve in found):
         return "ranks report different losses"
-    wanted = reference.info["logs"][log]
+    wanted = reference.info["logs"][log] if log else reference.info["steps"]
     if len(found[0]) != len(wanted):
         return f"{len(found[0])} steps instead of {len(wanted)}"
     for told, (loss, norm, *named) in zip(wanted, found[0], strict=True):
         where = f"step {told['step']}"
-        if abs(loss - told["lm_token_weighted"]) > LOSS:
-            return f"{where}: loss {loss} instead of {told['lm_token_weighted']}"
+        of_labels = told["lm_token_weighted"] if log else told["loss_token_weighted"]
+        if abs(loss - of_labels) > LOSS:
+            return f"{where}: loss {loss} instead of {of_labels}"
         if abs(norm / told["grad_norm"] - 1) > NORM:
             return f"{where}: norm {norm} instead of {told['grad_norm']}"
-        pairs = [told["sop"]] if told.get("sop") else []
+        pairs = [told["sop"]] if told.get("sop") else told.get("mtp_mean_of_microbatch_means") or []
         if len(named) != len(pairs) or any(abs(a - b) > LOSS for a, b in zip(named, pairs, strict=True)):
             return f"{where}: losses beside {named} instead of {pairs}"
     return ""
@@ -433,11 +485,11 @@ def _gpt(reference: Reference) -> str:
 
 # ---- the list
 
-BATCHES: Mapping[str, Callable[[Reference, int | None], Microbatch]] = {"bert": _bert_batch}
+BATCHES: Mapping[str, Callable[[Reference, int | None], Microbatch]] = {"bert": _bert_batch, "llama": _decoder_batch}
 # Kinds of oracle/families, and of the variants of oracle/model.
-COMPARED: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert, "t5": t5, "moe": moe}
+COMPARED: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert, "t5": t5, "moe": moe, "mla_mtp": mla_mtp}
 VARIANTS: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert_variant, "t5": t5, "gpt": gpt_variant}
-LATER: Mapping[str, int] = {"mla_mtp": 19, "mamba": 23, "llava": 25, "retro": 25}
+LATER: Mapping[str, int] = {"mamba": 23, "llava": 25, "retro": 25}
 KINDS = ("gpt", "bert", "t5", "moe", "mla_mtp", "mamba", "llava", "retro")
 
 

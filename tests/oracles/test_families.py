@@ -32,6 +32,12 @@ def test_berts_of_megatron_are_equal(oracles: Path, folder: str) -> None:
 
 
 @pytest.mark.soak
+def test_latent_attention_of_megatron_is_equal(oracles: Path) -> None:
+    equal, _, reasons = run(oracles / "oracle/families", "mla_mtp")
+    assert equal, reasons
+
+
+@pytest.mark.soak
 def test_decoders_of_megatron_are_equal(oracles: Path) -> None:
     equal, _, reasons = run(oracles / "oracle/model", "gpt")
     assert equal, reasons

@@ -46,7 +46,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "enable_mhc_connections": (False, None),
     "heterogeneous_layers_config_path": (None, ""),
     "heterogeneous_layers_config_encoded_json": (None, ""),
-    "multi_latent_attention": (False, None),
     "num_experts": (None, 0),
     "mtp_num_layers": (None, 0),
     "softmax_scale": (None,),

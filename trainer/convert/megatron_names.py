@@ -47,8 +47,15 @@ _OLDER = (
     (r"\.mlp\.dense_h_to_4h\.", ".mlp.linear_fc1."),
     (r"\.mlp\.dense_4h_to_h\.", ".mlp.linear_fc2."),
 )
-CROSS_EXTRA_STATE = tuple(
-    f"cross_attention.{name}" for name in ("linear_q", "linear_kv", "linear_proj", "core_attention")
+_EXTRA_STATE = (  # of layers that are in a model, and of the attention that they are for
+    *(
+        f"self_attention.linear_{name}"
+        for name in ("qkv", "q_proj", "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj", "proj")
+    ),
+    "self_attention.core_attention",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+    *(f"cross_attention.{name}" for name in ("linear_q", "linear_kv", "linear_proj", "core_attention")),
 )
 IGNORED = ("_extra_state", "rotary_pos_emb.inv_freq", "rng_state", "rerun_state_machine_state")
 
@@ -174,6 +181,23 @@ def _forms(form: Form, layout: StateDictLayout) -> Iterator[Form]:
 def places_of(shape: ModelShape, layout: StateDictLayout) -> Iterator[LayerPlace]:
     """The layers of a state dict."""
     return (place for number in layout.layers if (place := _place(shape, number, layout)) is not None)
+
+
+def extra_states(shape: ModelShape, layout: StateDictLayout) -> Iterator[tuple[LayerPlace, str]]:
+    """The modules of a state dict's layers that Megatron-Core asks for an extra state."""
+    family, held = layout.family, dict[int, set[str]]()
+    assert family.megatron is not None, "megatron_model refuses other families"
+    for name, size in family.logical_shapes(shape).items():
+        if (number := split_block(name)[0]) is not None:
+            form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
+            held.setdefault(number, set()).add(form.tensor.rpartition(".")[0])
+    for number in layout.layers:
+        place = _place(shape, number, layout)
+        assert place is not None, "a layer of a block"
+        for module in _EXTRA_STATE:
+            linear = module.replace("core_attention", "linear_proj")
+            if linear in held[number]:
+                yield place, module
 
 
 def _place(shape: ModelShape, number: int | None, layout: StateDictLayout) -> LayerPlace | None:

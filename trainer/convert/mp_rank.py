@@ -41,14 +41,13 @@ from trainer.convert.megatron_folder import (
     training_of,
 )
 from trainer.convert.megatron_names import (
-    CROSS_EXTRA_STATE,
     StateDictLayout,
+    extra_states,
     is_ignored,
     megatron_links,
     megatron_model,
     modern_name,
     num_rows,
-    places_of,
     stacks_named,
 )
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, equal_tensors, num_bytes
@@ -63,7 +62,6 @@ from trainer.parallel.params import Place
 FILE = "model_optim_rng.pt"
 _FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
 _LAYER = re.compile(r"^decoder\.layers\.(\d{1,6})\.")
-_WITH_EXTRA_STATE = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 _LONGEST_NAME = 500
 _VOCABULARY_MULTIPLE = 128  # as --make-vocab-size-divisible-by
 
@@ -307,8 +305,8 @@ def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
 def _extra_states(model: ModelFolder, layout: StateDictLayout) -> Iterator[str]:
     """Names that Megatron-Core's layers ask for beside their tensors."""
     two = megatron_model(model.config).place is not None
-    for place in places_of(model.shape, layout):
-        for module in (*_WITH_EXTRA_STATE, *(CROSS_EXTRA_STATE if two and place.stack == "decoder" else ())):
+    for place, module in extra_states(model.shape, layout):
+        if module != "self_attention.core_attention":
             yield f"{place.stack}.layers.{place.number}.{module}._extra_state"
     if layout.has_head:
         yield f"{'lm_head.' * two}output_layer._extra_state"

@@ -34,13 +34,7 @@ from trainer.convert.distcp import METADATA
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import to_arguments
 from trainer.convert.megatron_folder import LATEST
-from trainer.convert.megatron_names import (
-    CROSS_EXTRA_STATE,
-    StateDictLayout,
-    megatron_links,
-    megatron_model,
-    places_of,
-)
+from trainer.convert.megatron_names import StateDictLayout, extra_states, megatron_links
 from trainer.convert.model_folder import ModelFolder, Report, boxes
 from trainer.convert.torch_dist import COMMON
 from trainer.models.arithmetic import round_up
@@ -54,13 +48,6 @@ _FORMATS = {
     "common_backend": "torch",
     "common_backend_version": 1,
 }
-_WITH_EXTRA_STATE = (
-    "self_attention.linear_qkv",
-    "self_attention.linear_proj",
-    "self_attention.core_attention",
-    "mlp.linear_fc1",
-    "mlp.linear_fc2",
-)
 
 
 def write_torch_dist(
@@ -167,10 +154,8 @@ def _layout(model: ModelFolder, rows: int) -> StateDictLayout:
 
 
 def _extra_states(model: ModelFolder, rows: int) -> Iterator[str]:
-    two = megatron_model(model.config).place is not None
-    for stack, number, count in places_of(model.shape, _layout(model, rows)):
-        for module in (*_WITH_EXTRA_STATE, *(CROSS_EXTRA_STATE if two and stack == "decoder" else ())):
-            yield f"{stack}.layers.{module}._extra_state/shard_{number}_{count}"
+    for (stack, number, count), module in extra_states(model.shape, _layout(model, rows)):
+        yield f"{stack}.layers.{module}._extra_state/shard_{number}_{count}"
 
 
 def _common(model: ModelFolder, arguments: Mapping[str, Any], *, optimizer: OptimizerForm | None) -> dict[str, Any]:

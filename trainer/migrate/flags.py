@@ -41,8 +41,15 @@ _TABLE = """
 --yarn-beta-fast | float | 32.0 | model.rope_beta_fast |
 --yarn-beta-slow | float | 1.0 | model.rope_beta_slow |
 --yarn-correction-range-round-to-int | switch | | model.rope_scaling | always
---mscale | float | 1.0 | model.rope_scaling | only 1
---mscale-all-dim | float | 0.0 | model.rope_scaling | only 0
+--mscale | float | 1.0 | model.rope_scaling | only 1; with --multi-latent-attention model.mla.mscale
+--mscale-all-dim | float | 0.0 | model.rope_scaling | only 0; with --multi-latent-attention model.mla.mscale_all_dim
+--multi-latent-attention | switch | | model.mla.kv_lora_rank | with --qk-layernorm only
+--q-lora-rank | int | | model.mla.q_lora_rank | with --multi-latent-attention, like the next five
+--kv-lora-rank | int | 32 | model.mla.kv_lora_rank |
+--qk-head-dim | int | 128 | model.mla.qk_nope_head_dim |
+--qk-pos-emb-head-dim | int | 64 | model.mla.qk_rope_head_dim |
+--v-head-dim | int | 128 | model.mla.v_head_dim |
+--rope-type | text | | model.rope_scaling | yarn, with --rotary-scaling-factor above 1, or rope; default yarn
 --normalization | text | LayerNorm | model.norm |
 --norm-epsilon | float | 1e-05 | = model.norm_epsilon |
 --layernorm-epsilon | same as --norm-epsilon

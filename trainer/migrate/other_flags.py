@@ -294,10 +294,6 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --fsdp-db-use-persist-buf-on-alloc-fail""",
     ),
     (
-        "only used with --multi-latent-attention",
-        "--rope-type=",
-    ),
-    (
         "used only by ModelOpt (--modelopt-enabled) and its scripts",
         """--export-model-type=GPTModel --export-legacy-megatron --export-te-mcore-model --export-default-te-spec
         --export-force-local-attention --export-kv-cache-quant=none --export-real-quant-cfg=None
@@ -352,9 +348,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         "no model here supports it; `mtrain config --key model` lists the settings",
-        """--mrope-section=* --multi-latent-attention --mtp-num-layers= --mtp-loss-scaling-factor=0.1
-        --use-legacy-models --init-method-xavier-uniform --q-lora-rank= --kv-lora-rank=32 --qk-head-dim=128
-        --qk-pos-emb-head-dim=64 --v-head-dim=128 --heterogeneous-layers-config-path=
+        """--mrope-section=* --mtp-num-layers= --mtp-loss-scaling-factor=0.1
+        --use-legacy-models --init-method-xavier-uniform --heterogeneous-layers-config-path=
         --heterogeneous-layers-config-encoded-json= --spec=*local --hybrid-attention-ratio=0.0 --hybrid-mlp-ratio=0.0
         --hybrid-override-pattern= --mamba-state-dim=128 --mamba-head-dim=64 --mamba-num-groups=8 --is-hybrid-model
         --qk-l2-norm --mamba-num-heads= --disable-mamba-mem-eff-path --quick-geglu --mtp-standalone

@@ -6,6 +6,7 @@ compute the tanh form, and the fusion is on unless it is disabled or the linear 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from trainer.migrate.settings import Refusal, Setting, is_count
 
 _GPT2_VOCABULARY = 50257
 _TIKTOKEN_VOCABULARY = 1 << 17
+_LATENT_ORIGINAL = 4096
 
 
 def model_rules(a: Given) -> Iterator[Setting | Refusal]:
@@ -32,14 +34,19 @@ def model_rules(a: Given) -> Iterator[Setting | Refusal]:
     yield from _shape(a)
     yield from _position(a)
     yield from _attention(a)
+    if a["--multi-latent-attention"]:
+        yield from _latent(a)
     yield from _mlp(a)
     yield from _vocabulary(a)
 
 
 def _shape(a: Given) -> Iterator[Setting | Refusal]:
-    if a["--kv-channels"]:
+    latent = a["--multi-latent-attention"]
+    if a["--kv-channels"] and not latent:
         yield Setting("model.head_dim", a["--kv-channels"], ("--kv-channels",))
-    if a["--group-query-attention"]:
+    if latent and "--group-query-attention" in a:
+        yield Refusal("--group-query-attention", "Megatron-LM refuses it with --multi-latent-attention; leave it out")
+    elif a["--group-query-attention"] and not latent:
         flags = ("--group-query-attention", "--num-query-groups")
         yield Setting("model.num_kv_heads", a["--num-query-groups"], flags)
     if a["--max-position-embeddings"]:
@@ -78,6 +85,8 @@ def _position(a: Given) -> Iterator[Setting | Refusal]:
         yield Refusal(
             "--no-position-embedding", "Megatron-LM refuses it; --position-embedding-type none is the nearest"
         )
+    if a["--multi-latent-attention"] and kind != "rope":
+        yield Refusal("--position-embedding-type", "with --multi-latent-attention only rope has no effect of its own")
     if names[kind] != "rope":
         return
     yield Setting("model.rope_theta", float(a["--rotary-base"]), ("--rotary-base",))
@@ -85,12 +94,18 @@ def _position(a: Given) -> Iterator[Setting | Refusal]:
         yield Refusal("--rotary-interleaved", "Megatron-LM refuses it with yarn; leave it out")
     elif kind == "rope":
         yield Setting("model.rope_fraction", a["--rotary-percent"], ("--rotary-percent",), 1.0)
-    yield Setting("model.rope_interleaved", a["--rotary-interleaved"], ("--rotary-interleaved",), False)
+    if a["--multi-latent-attention"] and a["--rotary-interleaved"]:
+        yield Refusal("--rotary-interleaved", "pairs are neighbours with --multi-latent-attention; leave it out")
+    elif a["--multi-latent-attention"]:
+        yield Setting("model.rope_interleaved", True, ("--multi-latent-attention",), note="as always there")
+    else:
+        yield Setting("model.rope_interleaved", a["--rotary-interleaved"], ("--rotary-interleaved",), False)
     if a["--no-rope-freq"] is not None and not is_count(a["--no-rope-freq"]):
         yield Refusal("--no-rope-freq", "a list of layers is not supported; the nearest setting is one integer")
     elif a["--no-rope-freq"] is not None:
         yield Setting("model.rope_interval", int(a["--no-rope-freq"]), ("--no-rope-freq",))
-    yield from _yarn(a) if kind == "yarn" else _rope_scaling(a)
+    if not a["--multi-latent-attention"]:
+        yield from _yarn(a) if kind == "yarn" else _rope_scaling(a)
 
 
 def _yarn(a: Given) -> Iterator[Setting | Refusal]:
@@ -110,6 +125,35 @@ def _yarn(a: Given) -> Iterator[Setting | Refusal]:
             yield Refusal(name, f"rotated heads are scaled by 0.1 ln(factor) + 1 here, as with {name} {value}")
 
 
+def _latent(a: Given) -> Iterator[Setting | Refusal]:
+    """Latent attention, whose yarn has fixed lengths: those of its own configuration, not --yarn-..."""
+    if not a["--qk-layernorm"]:
+        yield Refusal("--multi-latent-attention", "latents are always normalized here; add --qk-layernorm")
+    if not a["--disable-bias-linear"]:
+        yield Refusal("--multi-latent-attention", "it has no biases here; add --disable-bias-linear")
+    sizes = {"kv_lora_rank": "--kv-lora-rank", "qk_nope_head_dim": "--qk-head-dim", "v_head_dim": "--v-head-dim"}
+    sizes |= {"qk_rope_head_dim": "--qk-pos-emb-head-dim"} | (
+        {"q_lora_rank": "--q-lora-rank"} if a["--q-lora-rank"] else {}
+    )
+    for key, flag in sizes.items():
+        yield Setting(f"model.mla.{key}", a[flag], ("--multi-latent-attention", "--qk-layernorm", flag))
+    kind, factor, all_dim = a["--rope-type"] or "yarn", a["--rotary-scaling-factor"], a["--mscale-all-dim"]
+    flags = ("--rope-type", "--rotary-scaling-factor")
+    if kind not in ("rope", "yarn"):
+        yield Refusal("--rope-type", "expected rope or yarn")
+    elif kind == "yarn" and factor > 1:
+        yield Setting("model.rope_scaling", "yarn", flags, note="its default with --multi-latent-attention")
+        yield Setting("model.rope_factor", factor, flags)
+        yield Setting("model.rope_original_length", _LATENT_ORIGINAL, flags, note="Megatron-LM's, which is fixed")
+        yield Setting("model.mla.mscale", a["--mscale"], ("--mscale",), 1.0)
+        yield Setting("model.mla.mscale_all_dim", all_dim, ("--mscale-all-dim",), 0.0)
+    elif factor > 1 and all_dim:
+        magnitude = 0.1 * all_dim * math.log(factor) + 1
+        scale = magnitude**2 / math.sqrt(a["--qk-head-dim"] + a["--qk-pos-emb-head-dim"])
+        note = "Megatron-LM multiplies scores by it without yarn, too"
+        yield Setting("model.attention_scale", scale, (*flags, "--mscale-all-dim"), note=note)
+
+
 def _rope_scaling(a: Given) -> Iterator[Setting | Refusal]:
     factor = a["--rotary-seq-len-interpolation-factor"]
     if a["--use-rope-scaling"] and factor:
@@ -127,7 +171,8 @@ def _rope_scaling(a: Given) -> Iterator[Setting | Refusal]:
 
 
 def _attention(a: Given) -> Iterator[Setting | Refusal]:
-    yield Setting("model.qk_norm", a["--qk-layernorm"], ("--qk-layernorm",), False)
+    if not a["--multi-latent-attention"]:
+        yield Setting("model.qk_norm", a["--qk-layernorm"], ("--qk-layernorm",), False)
     sinks = {"vanilla": "none", "off-by-one": "zero", "learnable": "learned"}
     if a["--softmax-type"] not in sinks:
         yield Refusal("--softmax-type", "expected vanilla, off-by-one or learnable")

@@ -19,11 +19,13 @@ from safetensors.torch import load_file
 from mdata import DamageError, UsageError
 from tests.helpers.notes import Counted
 from tests.trainer.convert.test_links import Held
+from trainer.checkpoint.format import RunState
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.distcp import ChunkSource
 from trainer.convert.links import Linked, covers_exactly
 from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_names import StateDictLayout, megatron_links
+from trainer.convert.model_folder import ModelFolder
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import FILE, write_mp_rank
 from trainer.convert.torch_dist_write import write_torch_dist
@@ -270,8 +272,10 @@ def test_moments_that_have_no_names_are_left_out_and_it_is_said(change, told, or
     assert f"the optimizer's state is left out: {told}" in model.notes[-1]
 
 
+LATENT = {"q_lora_rank": 6, "kv_lora_rank": 5, "qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "v_head_dim": 3}
+LATENTS = [{"mla": LATENT}, {"mla": {**LATENT, "q_lora_rank": 0}}]
 SHAPES = st.builds(
-    lambda layers, groups, each, channels, ffn, extra, form: gpt_shape(
+    lambda layers, groups, each, channels, ffn, extra, form, latent: gpt_shape(
         model_config(
             {
                 "num_layers": layers,
@@ -287,6 +291,7 @@ SHAPES = st.builds(
                 "bias": bool(form & 8),
                 "qk_norm": bool(form & 16),
                 "tie_embeddings": bool(form & 32),
+                **latent,
             },
             where="",
             context=6,
@@ -300,6 +305,7 @@ SHAPES = st.builds(
     st.integers(1, 4),
     st.integers(0, 5),
     st.integers(0, 63),
+    st.sampled_from([{}, *LATENTS]),
 )
 
 
@@ -332,7 +338,7 @@ def _shards(shape, tp, cuts, **more):
 @settings(max_examples=40)
 @given(SHAPES, st.sampled_from([1, 2]), st.sampled_from([0, 1.0, 2.0, 3.0]), st.data())
 def test_shards_of_any_layout_there_and_back(shape, tp, version, data):
-    grouped = shape.num_heads != shape.num_kv_heads
+    grouped = shape.num_heads != shape.num_kv_heads or shape.mla is not None  # of which there are no older versions
     version = 3.0 if grouped else version
     cuts = sorted({0, shape.num_layers, *data.draw(st.lists(st.integers(1, shape.num_layers - 1), max_size=2))})
     shards = list(_shards(shape, tp, cuts, version=version, fused=data.draw(st.booleans())))
@@ -637,6 +643,23 @@ def test_an_option_that_megatron_lacks_is_refused_by_name(changes):
         to_arguments(ours, 50, padded_rows=128)
 
 
+@pytest.mark.parametrize("latent", LATENTS)
+def test_arguments_of_latent_attention(latent):
+    """Yarn begins at 4,096 tokens there, and pairs are neighbours: other models are refused by name."""
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 50, "rope_interleaved": True}
+    yarn = {"rope_scaling": "yarn", "rope_factor": 40.0, "rope_original_length": 4096}
+    yarn |= {"mla": latent["mla"] | {"mscale": 0.5, "mscale_all_dim": 0.7}}
+    for keys in (sizes | latent, sizes | latent | yarn):
+        ours = model_config(keys, where="", context=32)
+        written = to_arguments(ours, 50, padded_rows=128)
+        back, notes = from_arguments(vars(argparse.Namespace(**written)), {}, where="", settings={})
+        assert effective(ours) == effective(back) and back.model.mla == ours.model.mla and not notes
+    for other in ({"rope_original_length": 64}, {"rope_interleaved": False}):
+        ours = model_config(sizes | yarn | other, where="", context=32)
+        with pytest.raises(UsageError, match=f"cannot express this model(.|\n)*model.{next(iter(other))} ="):
+            to_arguments(ours, 50, padded_rows=128)
+
+
 def test_the_yarn_of_a_checkpoint_is_that_of_the_command_line():
     sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32}
     yarn = {"position_embedding_type": "yarn", "rotary_scaling_factor": 4.0, "yarn_beta_fast": None, "mscale": 1.0}
@@ -656,3 +679,27 @@ def test_a_tensor_that_is_too_small_for_a_vocabulary_is_refused(oracles):
     assert small.source.tensors["weight/embedding.weight"].shape == (61, 16)
     with pytest.raises(UsageError, match="does not set a key of the model"):
         open_model(folder, settings=("train.steps=3",))
+
+
+@pytest.mark.parametrize(("form", "tp"), [("mp_rank", 2), ("torch_dist", 1)])
+def test_latents_are_written_and_read_in_both_forms(form, tp, tmp_path):
+    """Extra states are those of the layers that the model has."""
+    given = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 50, "rope_interleaved": True}
+    config = model_config(given | LATENTS[0], where="", context=32)
+    held = {name: x.float() for name, x in _numbered(gpt_shape(config, 50)).items()}
+    run = RunState(3, 0, "", {}, 3, "")
+    model = ModelFolder(path=tmp_path, format="mtrain", config=config, source=Held(held), run=run)
+    options = {"dtype": torch.float32, "report": lambda _: None}
+    if form == "mp_rank":
+        write_mp_rank(tmp_path, model, tp=tp, pp=1, **options)
+        names = load_torch(next(tmp_path.rglob(FILE)))["model"]
+        states = {name.split("layers.1.")[-1] for name in names if name.endswith("_extra_state")}
+        linear = {"q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj", "proj"}
+        wanted = {f"self_attention.linear_{name}._extra_state" for name in linear}
+        assert wanted == {name for name in states if name.startswith("self_attention")}
+    else:
+        write_torch_dist(tmp_path, model, states=("weight",), form="adam", **options)
+    found = open_model(tmp_path)
+    back = everything(found.source)
+    assert back.keys() == held.keys() and all(torch.equal(back[name], x) for name, x in held.items())
+    assert effective(found.config) == effective(config)

@@ -8,6 +8,7 @@ one; --muon-tp-mode keeps its older default, blockwise, because a run without it
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ PIPELINE = "--pipeline-model-parallel-size 4"
 MUON, FP16, FP8 = "--optimizer muon", "--fp16", "--bf16 --fp8-format hybrid"
 FSDP, SWIGLU, ROPE = "--use-megatron-fsdp", "--swiglu --no-bias-swiglu-fusion", "--position-embedding-type rope"
 YARN = "--position-embedding-type yarn --rotary-scaling-factor 4"
+NORMED = f"{ROPE} --disable-bias-linear --qk-layernorm"
+LATENT = f"{NORMED} --multi-latent-attention"
 FIM = "--fim-data"
 RELATIVE = "--decoder-seq-length 12 --position-embedding-type relative"
 # Of other programs than pretrain_gpt.py, whose families may not be there yet.
@@ -97,6 +100,13 @@ EXAMPLES = f"""
 --yarn-correction-range-round-to-int | {YARN} | | "yarn"
 --mscale | {YARN} | 1 | "yarn"
 --mscale-all-dim | {YARN} | 0 | "yarn"
+--multi-latent-attention | {NORMED} | | 32
+--q-lora-rank | {LATENT} | 24 | 24
+--kv-lora-rank | {LATENT} | 48 | 48
+--qk-head-dim | {LATENT} | 16 | 16
+--qk-pos-emb-head-dim | {LATENT} | 8 | 8
+--v-head-dim | {LATENT} | 16 | 16
+--rope-type | {LATENT} --rotary-scaling-factor 4 | yarn | "yarn"
 --normalization | | RMSNorm | "rmsnorm"
 --norm-epsilon | | 1e-6 | 1e-6
 --layernorm-epsilon | | 1e-6 | 1e-6
@@ -324,6 +334,7 @@ def test_a_mapped_argument_sets_its_key(name: str, monkeypatch: pytest.MonkeyPat
         "--yarn-correction-range-round-to-int",  # the only values that yarn has here
         "--mscale",
         "--mscale-all-dim",
+        "--rope-type",  # yarn is the default
         "--use-pytorch-profiler",  # the only one here
     )
     if name in ARGUMENTS and not without.refused:
@@ -363,3 +374,27 @@ def test_no_value_breaks_the_command(word: str) -> None:
         context, _, _ = ROWS[name]
         found = migrate([*_words(context), name, word], 8)
         assert isinstance(found, Migration)
+
+
+def test_latent_attention_multiplies_scores_with_and_without_yarn() -> None:
+    words = f"{LATENT} --rotary-scaling-factor 4 --mscale-all-dim 1 --qk-head-dim 8 --qk-pos-emb-head-dim 8"
+    yarn = _settings(migrate(_words(words), 8))
+    assert yarn["model.mla.mscale_all_dim"] == 1 and yarn["model.rope_original_length"] == 4096
+    assert yarn["model.rope_interleaved"] is True and "model.attention_scale" not in yarn
+    plain = _settings(migrate(_words(f"{words} --rope-type rope"), 8))
+    assert plain["model.attention_scale"] == pytest.approx((0.1 * math.log(4) + 1) ** 2 / 4)
+    assert not {"model.rope_scaling", "model.mla.mscale_all_dim", "model.qk_norm"} & plain.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (LATENT.replace("--qk-layernorm", ""), "add --qk-layernorm"),
+        (LATENT.replace("--disable-bias-linear", ""), "add --disable-bias-linear"),
+        (LATENT.replace("rope", "learned_absolute"), "only rope"),
+        (f"{LATENT} --group-query-attention --num-query-groups 2", "Megatron-LM refuses it"),
+        (f"{LATENT} --rotary-interleaved", "pairs are neighbours"),
+    ],
+)
+def test_latent_attention_is_refused_where_ours_is_another(words: str, reason: str) -> None:
+    assert any(reason in line for line in migrate(_words(words), 8).refused)

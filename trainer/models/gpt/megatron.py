@@ -36,9 +36,28 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "head": "output_layer",
     }
 )
+_LATENT_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **_NAMES,
+        "attention.q": "self_attention.linear_q_proj",
+        "attention.q_down": "self_attention.linear_q_down_proj",
+        "attention.q_norm": "self_attention.q_layernorm",
+        "attention.q_up": "self_attention.linear_q_up_proj",
+        "attention.kv_down": "self_attention.linear_kv_down_proj",
+        "attention.kv_norm": "self_attention.kv_layernorm",
+        "attention.kv_up": "self_attention.linear_kv_up_proj",
+    }
+)
 # Fused layers hold the norm before them.
 _FUSED: Mapping[str, str] = MappingProxyType(
     {"attention_norm": "self_attention.linear_qkv.layer_norm_", "mlp_norm": "mlp.linear_fc1.layer_norm_"}
+)
+_LATENT_FUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "attention.q_norm": "self_attention.linear_q_up_proj.layer_norm_",
+        "attention.kv_norm": "self_attention.linear_kv_up_proj.layer_norm_",
+        "mlp_norm": _FUSED["mlp_norm"],
+    }
 )
 
 
@@ -53,16 +72,17 @@ def tensor(name: str, size: tuple[int, ...], shape: GPTShape, version: float, fu
     if part == "mlp.shared_gate":
         lengths = dict(zip(("row", "column"), size, strict=True))
         return Form("mlp.shared_experts.gate_weight", "row column", "row column", lengths)
-    theirs = f"{_FUSED[part]}{kind}" if part in _FUSED and fused else f"{_NAMES[part]}.{kind}"
+    names, of_fused = (_LATENT_NAMES, _LATENT_FUSED) if shape.mla else (_NAMES, _FUSED)
+    theirs = f"{of_fused[part]}{kind}" if part in of_fused and fused else f"{names[part]}.{kind}"
     columns = " column" if len(size) == 2 else ""
     lengths = dict(zip(("row", "column"), size, strict=False))
-    if part in ("attention.q", "attention.k", "attention.v"):
+    if part in ("attention.q", "attention.k", "attention.v") and not shape.mla:
         return _qkv(theirs, part, columns, lengths=lengths, shape=shape, version=version)
     if part.removeprefix("mlp.").removeprefix("shared.") in ("gate", "up") and shape.gated:
         half = {"half": (int(part.endswith(".up")), 2)}
         return Form(theirs, f"row{columns}", f"(half row){columns}", lengths, half, "row")
     cut = ""
-    if part in ("mlp.up", "mlp.shared.up", "embedding", "head"):
+    if part in ("mlp.up", "mlp.shared.up", "embedding", "head", "attention.q", "attention.q_up", "attention.kv_up"):
         cut = "row"
     elif part in ("attention.out", "mlp.down", "mlp.shared.down") and columns:
         cut = "column"
@@ -101,7 +121,7 @@ def _qkv(theirs: str, part: str, columns: str, *, lengths: Mapping[str, int], sh
 def arguments(keys: Json) -> dict[str, Any]:
     """The arguments with which Megatron-LM builds a model with these keys of [model]."""
     rope, gated = keys["position"] == "rope", keys["activation"] == "swiglu"
-    scaling = keys.get("rope_scaling", "none")
+    scaling, latent = keys.get("rope_scaling", "none"), "mla.kv_lora_rank" in keys
     return {
         "num_layers": keys["num_layers"],
         "hidden_size": keys["hidden_size"],
@@ -109,13 +129,13 @@ def arguments(keys: Json) -> dict[str, Any]:
         "kv_channels": keys["head_dim"],
         "ffn_hidden_size": keys["ffn_hidden_size"],
         "group_query_attention": keys["num_kv_heads"] != keys["num_heads"],
-        "num_query_groups": keys["num_kv_heads"],
+        "num_query_groups": None if latent else keys["num_kv_heads"],
         "max_position_embeddings": keys["max_position"],
         "seq_length": keys["sequence_length"],
         "position_embedding_type": {"learned": "learned_absolute", "rope": "rope"}.get(keys["position"], "none"),
         "rotary_base": int(keys.get("rope_theta", 10000.0)),
         "rotary_percent": keys.get("rope_fraction", 1.0),
-        "rotary_interleaved": keys.get("rope_interleaved", False),
+        "rotary_interleaved": keys.get("rope_interleaved", False) and not latent,
         "no_rope_freq": keys.get("rope_interval") or None,
         "use_rope_scaling": scaling == "llama3",
         "rope_scaling_factor": keys["rope_factor"] if scaling == "llama3" else 8.0,
@@ -133,12 +153,30 @@ def arguments(keys: Json) -> dict[str, Any]:
         "glu_linear_offset": keys.get("activation_offset", 0.0),
         "add_bias_linear": keys["bias"] is True,
         "add_qkv_bias": bool(keys["bias"]),
-        "qk_layernorm": keys["qk_norm"] is True,
+        "qk_layernorm": keys["qk_norm"] is True or latent,
         "window_size": (keys["window"] - 1, 0) if keys["window"] else None,
         "window_attn_skip_freq": keys.get("window_interval") or None,
         "softmax_type": {"zero": "off-by-one", "learned": "learnable"}.get(keys["attention_sinks"], "vanilla"),
         "untie_embeddings_and_output_weights": not keys["tie_embeddings"],
         "init_method_std": keys["init_std"],
+        **(_latent_arguments(keys) if latent else {}),
+    }
+
+
+def _latent_arguments(keys: Json) -> dict[str, Any]:
+    """Those of latent attention. Its pairs of rotated features are always neighbours."""
+    scaled = keys["rope_scaling"] == "yarn"
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": keys["mla.q_lora_rank"],
+        "kv_lora_rank": keys["mla.kv_lora_rank"],
+        "qk_head_dim": keys["mla.qk_nope_head_dim"],
+        "qk_pos_emb_head_dim": keys["mla.qk_rope_head_dim"],
+        "v_head_dim": keys["mla.v_head_dim"],
+        "rope_type": "yarn" if scaled else "rope",
+        "rotary_scaling_factor": keys["rope_factor"] if scaled else 1.0,
+        "mscale": keys.get("mla.mscale", 1.0),
+        "mscale_all_dim": keys.get("mla.mscale_all_dim", 0.0),
     }
 
 
