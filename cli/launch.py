@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 import mdata
-from mdata.launching.job_folder import MERGE, Job, discard_unstarted, launching, save_job
+from mdata.launching.job_folder import MERGE, Job, Phase, discard_unstarted, launching, save_job
 from mdata.launching.plan_launch import plan_launch
 from mdata.progress import Progress
 from mdata.util.machine_limits import usable_cores
@@ -24,6 +24,7 @@ from .preprocess import add_arguments as add_preprocess
 from .preprocess import options_of
 
 TAKES_COMMAND = True
+Steps = list[tuple[Phase, list[int]]]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -72,17 +73,18 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         job = plan_launch(words, options, num_parts=arguments.parts, merge=arguments.merge, progress=progress)
         with launching(job.folder):
             save_job(job)
-            missing = job.missing()
-            if not missing and job.is_merged():
-                said = f"all {job.num_parts} parts are done; nothing is left to do"
+            steps = job.to_run()
+            if not steps:
+                said = f"all {_count(job)} are done; nothing is left to do"
             else:
-                said = _launch(arguments, job, missing, progress=progress)
-    console.result(f"{job.folder}: {said}", _facts(job, missing))
+                said = _launch(arguments, job, steps, progress=progress)
+    started = [number for phase, numbers in steps if phase.name != "merge" for number in numbers]
+    console.result(f"{job.folder}: {said}", _facts(job, started))
 
 
-def _launch(arguments: argparse.Namespace, job: Job, missing: list[int], *, progress: Progress) -> str:
+def _launch(arguments: argparse.Namespace, job: Job, steps: Steps, *, progress: Progress) -> str:
     try:
-        return _start(arguments, job, missing, progress=progress)
+        return _start(arguments, job, steps, progress=progress)
     except BaseException:
         discard_unstarted(job)
         raise
@@ -102,26 +104,31 @@ def _command(words: list[str]) -> tuple[list[str], mdata.PreprocessOptions]:
     return words, options_of(parsed)[0]
 
 
-def _start(arguments: argparse.Namespace, job: Job, missing: list[int], *, progress: Progress) -> str:
+def _start(arguments: argparse.Namespace, job: Job, steps: Steps, *, progress: Progress) -> str:
+    started = sum(len(numbers) for phase, numbers in steps if phase.name != "merge")
     if arguments.engine == "slurm":
         from mdata.launching.on_slurm import submit
 
-        made = submit(
-            job, missing, cpus=arguments.cpus or 4, at_once=arguments.at_once, options=slurm_options(arguments)
-        )
+        made = submit(job, steps, cpus=arguments.cpus or 4, at_once=arguments.at_once, options=slurm_options(arguments))
         ids = ", ".join([*made.arrays, *([made.merge] if made.merge else [])])
-        return f"{len(missing)} of {job.num_parts} parts are queued; Slurm's jobs: {ids}"
+        return f"{started} of {_count(job)} are queued; Slurm's jobs: {ids}"
     if arguments.engine == "ray":
         from mdata.launching.on_ray import run_on_ray
 
-        run_on_ray(job, missing, address=arguments.address, cpus=arguments.cpus or 4, progress=progress)
+        run_on_ray(job, steps, address=arguments.address, cpus=arguments.cpus or 4, progress=progress)
     else:
         from mdata.launching.on_processes import run_here
 
         at_once = arguments.at_once or 1
         cpus = arguments.cpus or max(1, usable_cores() // at_once)
-        run_here(job, missing, at_once=at_once, cpus=cpus, progress=progress)
-    return f"{len(missing)} of {job.num_parts} parts were run; all are done"
+        run_here(job, steps, at_once=at_once, cpus=cpus, progress=progress)
+    return f"{started} of {_count(job)} were run; all are done"
+
+
+def _count(job: Job) -> str:
+    """How many tasks a job has besides its merge, for messages."""
+    counts = [len(phase.numbers) for phase in job.phases if phase.name != "merge"]
+    return f"{sum(counts)} {'parts' if len(counts) == 1 else 'tasks'}"
 
 
 def _facts(job: Job, started: list[int]) -> dict[str, object]:

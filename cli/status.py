@@ -10,11 +10,13 @@ Examples:
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 from mdata.launching.job_folder import load_job
-from mdata.launching.job_status import JobStatus, job_status
+from mdata.launching.job_status import CONDITIONS, JobStatus, job_status
 
 from .console import Console, Parser
 from .text import table
@@ -33,7 +35,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     shown = [p for p in status.parts if arguments.all or p.condition not in ("done", "waiting")]
     rows = [
         (
-            p.number,
+            p.number if p.phase == "part" else p.name,
             p.condition,
             f"{p.done_bytes / 1e6:.1f}",
             f"{p.bytes_per_s / 1e6:.1f}",
@@ -49,9 +51,13 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _summary(status: JobStatus) -> str:
-    counts = ", ".join(f"{count:,} {condition}" for condition, count in status.counts.items())
     merged = {None: "", True: "; merged", False: "; not merged yet"}[status.merged]
-    lines = [f"{len(status.parts):,} parts: {counts}{merged}"]
+    lines = []
+    for phase, of_phase in groupby(status.parts, lambda part: part.phase):
+        conditions = Counter(part.condition for part in of_phase)
+        counts = ", ".join(f"{conditions[name]:,} {name}" for name in CONDITIONS if conditions[name])
+        count = f"{conditions.total():,}"
+        lines.append(f"{count} parts: {counts}{merged}" if phase == "part" else f"{phase}: {count} tasks: {counts}")
     rate = f"{status.bytes_per_s / 1e6:,.1f} MB/s"
     left = "unknown" if status.seconds_left is None else _duration(status.seconds_left)
     lines.append(f"{status.done_bytes / 1e6:,.1f} of {status.input_bytes / 1e6:,.1f} MB, {rate}, time left: {left}")

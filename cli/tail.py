@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mdata
-from mdata.launching.job_folder import MERGE, Job, load_job
+from mdata.launching.job_folder import MERGE, SINGLE_TASKS, Job, load_job
 from mdata.launching.job_status import job_status, last_lines
 
 from .console import Console, Parser
@@ -36,13 +36,14 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Print, and continue with --follow."""
     job = load_job(Path(arguments.job))
-    if wrong := [number for number in arguments.part or [] if not 0 <= number <= job.num_parts]:
-        raise mdata.UsageError(f"--part {wrong[0]}", expected=f"0 (the merge) to {job.num_parts}")
+    numbers = [number for phase in job.phases for number in phase.numbers]
+    if wrong := [number for number in arguments.part or [] if number not in {MERGE, *numbers}]:
+        raise mdata.UsageError(f"--part {wrong[0]}", expected=f"0 (the merge) to {max(numbers)}")
     print_logs(
         console,
         lambda: [job.log(number) for number in arguments.part or _interesting(job)],
         lines=arguments.lines,
-        ended=lambda: not arguments.follow or (job.is_merged() and not job.missing()),
+        ended=lambda: not arguments.follow or not job.to_run(),
     )
 
 
@@ -78,7 +79,7 @@ def print_logs(
 def _interesting(job: Job) -> list[int]:
     parts = job_status(job).parts
     numbers = [p.number for p in parts if p.condition in ("failed", "silent", "running", "stopped")]
-    return numbers or [MERGE]
+    return numbers or [job.phases[-1].numbers[-1] if job.phases[-1].name in SINGLE_TASKS else MERGE]
 
 
 def _show(console: Console, path: Path, lines: list[str]) -> None:

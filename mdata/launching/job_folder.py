@@ -1,8 +1,10 @@
 """A job in parts: its folder, `PREFIX.job`, and what is in it.
 
-`job.json` is the job: the words of the command, the folder in which they were given, and the number of parts. Each part
-has a state file, written whole whenever it starts or ends, and a log. A part is done when the manifests of its results
-exist, whatever the state file says; so the folder may be lost, and nothing but logs is lost with it.
+`job.json` is the job: the words of the command, the folder in which they were given, and the number of parts. A job has
+phases, one after the other: the tasks of a phase run side by side once all of the phase before are done. Each task has
+a number in the job, a state file, written whole whenever it starts or ends, and a log. A part is done when the
+manifests of its results exist, whatever the state file says; so the folder may be lost, and nothing but logs is lost
+with it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,13 +22,57 @@ from typing import Literal
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import is_address, parse_address
 from mdata.preprocessing.parts import part_name, part_prefix
+from mdata.progress import Progress
 from mdata.sources.sections import PartNumber
 from mdata.util import atomic_io, file_lock
 from mdata.util.commands import command_line
 
 MERGE = 0
 """The number under which the merge has a state and a log, beside the parts from 1."""
+SINGLE_TASKS = ("merge", "group")
+"""Phases that always have one task."""
 MergeHow = Literal["reference", "copy", "none"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Tasks that run side by side.
+
+    Attributes:
+        name: of its tasks, in logs and messages: "part", "merge".
+        numbers: of its tasks in the job.
+        words: the command line of a task, by its place in the phase, from 1.
+        done: tells the numbers of the tasks that are done.
+    """
+
+    name: str
+    numbers: range
+    words: Callable[[int], list[str]]
+    done: Callable[[], frozenset[int]]
+
+    def called(self, number: int) -> str:
+        """A task's name, in the names of its files."""
+        place = number - self.numbers.start + 1
+        return self.name if self.name in SINGLE_TASKS else f"{self.name}-{place:05}"
+
+    @property
+    def tasks(self) -> str:
+        """What its tasks are called together."""
+        return "parts" if self.name == "part" else f"tasks of {self.name}"
+
+    def describe(self, numbers: Sequence[int]) -> str:
+        """Tasks of the phase for messages: how many, and the first of them by the name of their files."""
+        if self.name in SINGLE_TASKS:
+            return f"the {self.name}"
+        count = len(self.numbers)
+        named = [part_name(PartNumber(number - self.numbers.start + 1, count)) for number in numbers[:3]]
+        more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+        return f"{len(numbers)} of {count} {self.tasks} ({', '.join(named)}{more})"
+
+    def begin(self, progress: Progress, count: int) -> None:
+        """Begin to report that so many tasks end; a single task has nothing to count."""
+        if self.name not in SINGLE_TASKS:
+            progress.begin(f"running {self.tasks}", count, unit="parts" if self.name == "part" else "tasks")
 
 
 @dataclass(frozen=True)
@@ -64,21 +110,49 @@ class Job:
         prefix = parse_address(self.output_prefix).name if self.is_stored else self.output_prefix
         return Path(self.cwd, f"{prefix}.job")
 
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """What is run, in this order."""
+        parts = Phase("part", range(1, self.num_parts + 1), self._words_of_part, self.done_parts)
+        merged = lambda: frozenset([MERGE] if self.is_merged() else ())  # noqa: E731
+        merge = Phase("merge", range(MERGE, MERGE + 1), self._words_of_merge, merged)
+        return (parts,) if self.merge == "none" else (parts, merge)
+
+    def phase_of(self, number: int) -> Phase:
+        """The phase of a task."""
+        return next(phase for phase in self.phases if number in phase.numbers)
+
+    def to_run(self) -> list[tuple[Phase, list[int]]]:
+        """The tasks to start in each phase that has some: those not done, and all if an earlier phase has any."""
+        steps: list[tuple[Phase, list[int]]] = []
+        for phase in self.phases:
+            done = frozenset[int]() if steps else phase.done()
+            if numbers := [number for number in phase.numbers if number not in done]:
+                steps.append((phase, numbers))
+        return steps
+
     def words_of(self, number: int) -> list[str]:
-        """The command line of a part, or of the merge."""
-        own_folder = ["--work-folder", str(Path(self.work_folder, _called(number)))] if self.work_folder else []
-        if number == MERGE:
-            words = ["merge", self.output_prefix, "--parts", str(self.num_parts), *["--copy"] * (self.merge == "copy")]
-            return [*words, *own_folder]
-        return [*self.words, *own_folder, "--shard", f"{number}/{self.num_parts}"]
+        """The command line of a task."""
+        phase = self.phase_of(number)
+        own_folder = ["--work-folder", str(Path(self.work_folder, phase.called(number)))] if self.work_folder else []
+        return [*phase.words(number - phase.numbers.start + 1), *own_folder]
+
+    def _words_of_part(self, place: int) -> list[str]:
+        return [*self.words, "--shard", f"{place}/{self.num_parts}"]
+
+    def _words_of_merge(self, _: int) -> list[str]:
+        return ["merge", self.output_prefix, "--parts", str(self.num_parts), *["--copy"] * (self.merge == "copy")]
+
+    def _called(self, number: int) -> str:
+        return "merge" if number == MERGE else self.phase_of(number).called(number)
 
     def log(self, number: int) -> Path:
-        """What a part says."""
-        return self.folder / "logs" / f"{_called(number)}.log"
+        """What a task says."""
+        return self.folder / "logs" / f"{self._called(number)}.log"
 
     def state_path(self, number: int) -> Path:
-        """The state file of a part."""
-        return self.folder / "state" / f"{_called(number)}.json"
+        """The state file of a task."""
+        return self.folder / "state" / f"{self._called(number)}.json"
 
     def done_parts(self) -> frozenset[int]:
         """The parts all of whose results are finished, with their pairs there.
@@ -122,10 +196,6 @@ class PartState:
     at_s: float = 0.0
     attempt: int = 0
     code: int | None = None
-
-
-def _called(number: int) -> str:
-    return "merge" if number == MERGE else f"part-{number:05}"
 
 
 LAUNCHED_ALREADY = (
@@ -249,9 +319,3 @@ def part_command(job: Job, *, cpus: int, dies_with_parent: bool) -> list[str]:
     """The process that runs a part (cli/launch_part.py), but for the part's number, which comes last."""
     words = [*command_line("launch_part"), "--cpus", str(cpus)]
     return [*words, *["--dies-with-parent"] * dies_with_parent, str(job.folder)]
-
-
-def describe(numbers: Sequence[int], job: Job) -> str:
-    """The first of these parts by the name of their files, for messages."""
-    named = [part_name(PartNumber(number, job.num_parts)) for number in numbers[:3]]
-    return ", ".join(named) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mdata.launching.job_folder import Job, PartState, read_state
+from mdata.launching.job_folder import Job, PartState, Phase, read_state
 
 Condition = Literal["done", "running", "silent", "stopped", "failed", "waiting"]
 CONDITIONS: tuple[Condition, ...] = ("done", "running", "silent", "stopped", "failed", "waiting")
@@ -27,7 +27,7 @@ STOPPED = (75, 130)
 
 @dataclass(frozen=True)
 class PartStatus:
-    """One part: its condition, bytes of input done, bytes a second, where it runs, and its last exit code."""
+    """One task: its condition, bytes of input done, bytes a second, where it runs, and its last exit code."""
 
     number: int
     condition: Condition
@@ -36,11 +36,13 @@ class PartStatus:
     host: str
     attempt: int
     code: int | None
+    phase: str = "part"
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """All parts.
+    """All tasks but the merge.
 
     Attributes:
         parts: in order.
@@ -63,14 +65,17 @@ class JobStatus:
 def job_status(job: Job, *, now_s: float | None = None) -> JobStatus:
     """Look at every part; `now_s`: the time, if it is not now."""
     now = time.time() if now_s is None else now_s
-    finished = job.done_parts()
-    parts = tuple(_part(job, number, now=now, done=number in finished) for number in range(1, job.num_parts + 1))
+    parts: list[PartStatus] = []
+    for phase in job.phases:
+        if phase.name != "merge":
+            finished = phase.done()
+            parts += (_part(job, phase, number, now=now, done=number in finished) for number in phase.numbers)
     counts = Counter(part.condition for part in parts)
     rate = sum(part.bytes_per_s for part in parts if part.condition == "running")
     done = sum(part.done_bytes for part in parts)
     left = max(0, job.input_bytes - done)
     return JobStatus(
-        parts=parts,
+        parts=tuple(parts),
         counts={condition: counts[condition] for condition in CONDITIONS if counts[condition]},
         done_bytes=done,
         input_bytes=job.input_bytes,
@@ -80,16 +85,22 @@ def job_status(job: Job, *, now_s: float | None = None) -> JobStatus:
     )
 
 
-def _part(job: Job, number: int, *, now: float, done: bool) -> PartStatus:
+def _part(job: Job, phase: Phase, number: int, *, now: float, done: bool) -> PartStatus:
     state = read_state(job, number) or PartState("waiting")
     share = job.input_bytes * number // job.num_parts - job.input_bytes * (number - 1) // job.num_parts
-    if done:
-        return PartStatus(number, "done", share, 0.0, state.host, state.attempt, state.code)
-    said = last_progress(job.log(number)) if state.attempt else {}
-    rate = float(said.get("mb_per_s") or 0) * 1e6
-    read = min(int(said.get("done") or 0), share)
-    condition = _condition(job, number, state, now=now)
-    return PartStatus(number, condition, read, rate, state.host, state.attempt, state.code)
+    share = share if number <= job.num_parts else 0  # later phases read no input
+    said = last_progress(job.log(number)) if state.attempt and not done else {}
+    return PartStatus(
+        number,
+        "done" if done else _condition(job, number, state, now=now),
+        share if done else min(int(said.get("done") or 0), share),
+        float(said.get("mb_per_s") or 0) * 1e6,
+        state.host,
+        state.attempt,
+        state.code,
+        phase.name,
+        phase.called(number),
+    )
 
 
 def _condition(job: Job, number: int, state: PartState, *, now: float) -> Condition:

@@ -1,6 +1,6 @@
-"""Parts as processes of this machine: so many at a time, each a process that dies with the launcher.
+"""Tasks as processes of this machine: so many at a time, each a process that dies with the launcher.
 
-A part that was killed, or lost its resources, is started again a few times; it continues from its journal. One that
+A task that was killed, or lost its resources, is started again a few times; it continues from its journal. One that
 failed for another reason is left for the user, and the others go on.
 """
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 
 from mdata.errors import BadInputError, DamageError, MdataError, ResourceError, UsageError, os_errors_named
-from mdata.launching.job_folder import MERGE, Job, describe, part_command
+from mdata.launching.job_folder import Job, Phase, part_command
 from mdata.progress import Progress
 
 MOST_ATTEMPTS = 3
@@ -25,36 +25,37 @@ def worth_another(code: int) -> bool:
     return code < 0 or code == _RESOURCES
 
 
-def run_here(job: Job, numbers: Sequence[int], *, at_once: int, cpus: int, progress: Progress) -> None:
-    """Run these parts, then the merge.
+def run_here(
+    job: Job, steps: Sequence[tuple[Phase, Sequence[int]]], *, at_once: int, cpus: int, progress: Progress
+) -> None:
+    """Run tasks, phase by phase; see `Job.to_run`.
 
     Raises:
-        MdataError: parts failed; of the kind of the first.
+        MdataError: tasks failed; of the kind of the first.
     """
-    progress.begin("running parts", len(numbers), unit="parts")
-    failed: dict[int, int] = {}
-    processes = _Processes(job, cpus)
-    with ExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(at_once))
-        stack.callback(processes.stop)
-        waiting = {threads.submit(processes.run, number): number for number in numbers}
-        stack.callback(lambda: [future.cancel() for future in waiting])
-        for future in as_completed(waiting):
-            if code := future.result():
-                failed[waiting[future]] = code
-            progress.advance(1)
-    progress.end()
-    check_failed(job, failed)
-    if job.merge != "none":
-        check_failed(job, {MERGE: code} if (code := _Processes(job, cpus).run(MERGE)) else {})
+    for phase, numbers in steps:
+        phase.begin(progress, len(numbers))
+        failed: dict[int, int] = {}
+        processes = _Processes(job, cpus)
+        with ExitStack() as stack:
+            threads = stack.enter_context(ThreadPoolExecutor(at_once))
+            stack.callback(processes.stop)
+            waiting = {threads.submit(processes.run, number): number for number in numbers}
+            stack.callback(lambda: [future.cancel() for future in waiting])  # noqa: B023
+            for future in as_completed(waiting):
+                if code := future.result():
+                    failed[waiting[future]] = code
+                progress.advance(1)
+        progress.end()
+        check_failed(job, failed)
 
 
 def check_failed(job: Job, failed: Mapping[int, int]) -> None:
-    """Say which parts failed, and where their logs are.
+    """Say which tasks of a phase failed, and where their logs are.
 
     Args:
-        job: of the parts.
-        failed: exit code by part; negative: the signal that killed it.
+        job: of the tasks.
+        failed: exit code by task; negative: the signal that killed it.
 
     Raises:
         MdataError: there are some; of the kind of the first.
@@ -62,12 +63,9 @@ def check_failed(job: Job, failed: Mapping[int, int]) -> None:
     if not failed:
         return
     numbers = sorted(failed)
-    parts_text = (
-        "the merge" if numbers == [MERGE] else f"{len(numbers)} of {job.num_parts} parts ({describe(numbers, job)})"
-    )
     said = [line for line in _last_words(job, numbers[0]) if line.startswith("mdata: error:")]
     raise _KINDS.get(failed[numbers[0]], ResourceError)(
-        f"{parts_text} failed",
+        f"{job.phase_of(numbers[0]).describe(numbers)} failed",
         found=said[-1].removeprefix("mdata: error: ") if said else f"exit code {failed[numbers[0]]}",
         fix=f"see {job.log(numbers[0])}; the same command starts what is missing",
     )
@@ -80,7 +78,7 @@ def _last_words(job: Job, number: int) -> list[str]:
 
 
 class _Processes:
-    """The processes of parts that run now."""
+    """The processes of tasks that run now."""
 
     def __init__(self, job: Job, cpus: int) -> None:
         self._job, self._cpus = job, cpus
@@ -88,7 +86,7 @@ class _Processes:
         self._stopped = False
 
     def run(self, number: int) -> int:
-        """Run a part to its end; its exit code."""
+        """Run a task to its end; its exit code."""
         command = [*part_command(self._job, cpus=self._cpus, dies_with_parent=True), str(number)]
         code = 0
         for _ in range(MOST_ATTEMPTS):

@@ -1,4 +1,4 @@
-"""Parts as tasks of a Ray cluster that exists: placed by their cpus, tried again when a worker or a node dies.
+"""Tasks of a job as tasks of a Ray cluster that exists: placed by their cpus, tried again when a worker or a node dies.
 
 A task only starts the process of a part and waits for it; documents stay on the file system that all nodes see. The
 process dies with its worker, so that no two of one part run. When the launcher dies Ray ends its tasks, and the same
@@ -15,34 +15,36 @@ from contextlib import contextmanager
 from typing import Any
 
 from mdata.errors import ResourceError, UsageError
-from mdata.launching.job_folder import MERGE, Job, part_command
+from mdata.launching.job_folder import Job, Phase, part_command
 from mdata.launching.on_processes import MOST_ATTEMPTS, check_failed, worth_another
 from mdata.progress import Progress
 
 _ANSWER_S = 10.0
 
 
-def run_on_ray(job: Job, numbers: Sequence[int], *, address: str, cpus: int, progress: Progress) -> None:
-    """Run these parts, then the merge.
+def run_on_ray(
+    job: Job, steps: Sequence[tuple[Phase, Sequence[int]]], *, address: str, cpus: int, progress: Progress
+) -> None:
+    """Run tasks, phase by phase; see `Job.to_run`.
 
     Args:
         job: its folder exists.
-        numbers: parts that are not done.
+        steps: the tasks to run.
         address: of the cluster; "auto": the one of this node.
-        cpus: of each part.
-        progress: receives the parts that ended.
+        cpus: of each task; a merge has one.
+        progress: receives the tasks that ended.
 
     Raises:
-        ResourceError: no cluster answers. MdataError: parts failed; of the kind of the first.
+        ResourceError: no cluster answers. MdataError: tasks failed; of the kind of the first.
     """
     with connected(address) as ray:
         command = part_command(job, cpus=cpus, dies_with_parent=True)
-        progress.begin("running parts", len(numbers), unit="parts")
-        failed = _run_all(ray, [(number, [*command, str(number)]) for number in numbers], cpus, progress=progress)
-        progress.end()
-        check_failed(job, failed)
-        if job.merge != "none":
-            check_failed(job, _run_all(ray, [(MERGE, [*command, str(MERGE)])], 1, progress=progress))
+        for phase, numbers in steps:
+            phase.begin(progress, len(numbers))
+            commands = [(number, [*command, str(number)]) for number in numbers]
+            failed = _run_all(ray, commands, 1 if phase.name == "merge" else cpus, progress=progress)
+            progress.end()
+            check_failed(job, failed)
 
 
 @contextmanager
@@ -81,7 +83,7 @@ def _knock(address: str) -> None:
 
 
 def _run_all(ray: Any, commands: Sequence[tuple[int, list[str]]], cpus: int, *, progress: Progress) -> dict[int, int]:
-    """Run all; the exit codes, by part, of those that failed."""
+    """Run all; the exit codes, by task, of those that failed."""
     task = ray.remote(num_cpus=cpus, max_retries=-1, scheduling_strategy="SPREAD")(_process_of())
     by_number = dict(commands)
     attempts = dict.fromkeys(by_number, 1)

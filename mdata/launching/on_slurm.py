@@ -1,4 +1,4 @@
-"""Parts as the tasks of Slurm's array jobs, and the merge as a job that depends on them.
+"""Tasks of a job as those of Slurm's array jobs; the arrays of a phase, and a merge, depend on those of the one before.
 
 One array has at most as many tasks as the site allows (MaxArraySize), so a job may need several. What is queued or
 running already is not submitted again: the same command submits what is missing. Scripts, ids of jobs and what Slurm
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mdata.launching.job_folder import MERGE, Job, part_command
+from mdata.launching.job_folder import MERGE, Job, Phase, part_command
 from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
 from mdata.rewriting.found_parts import as_ranges
 
@@ -25,7 +25,7 @@ _DEFAULT_ARRAY = 1001
 
 @dataclass(frozen=True)
 class Array:
-    """One array job: its tasks are the parts `offset` + task."""
+    """One array job: its tasks are those of the job with the numbers `offset` + task."""
 
     offset: int
     tasks: tuple[int, ...]
@@ -45,7 +45,7 @@ class Submitted:
 
 
 def arrays_of(parts: Sequence[int], max_array: int) -> list[Array]:
-    """Parts, rising, as arrays whose task ids are 1 to `max_array` - 1, which is what Slurm allows."""
+    """Numbers of tasks, rising, as arrays whose task ids are 1 to `max_array` - 1, which is what Slurm allows."""
     each = max(1, max_array - 1)
     tasks_by_offset: dict[int, list[int]] = {}
     for part in parts:
@@ -54,13 +54,20 @@ def arrays_of(parts: Sequence[int], max_array: int) -> list[Array]:
 
 
 def submit(
-    job: Job, numbers: Sequence[int], *, cpus: int, at_once: int | None, options: Sequence[str] = ()
+    job: Job,
+    steps: Sequence[tuple[Phase, Sequence[int]]],
+    *,
+    cpus: int,
+    at_once: int | None,
+    options: Sequence[str] = (),
 ) -> Submitted:
-    """Submit the parts that are not queued yet, and a merge that depends on all of the job's tasks.
+    """Submit the tasks that are not queued yet, and a merge that depends on all of the job's parts.
+
+    What is queued but depends on a phase of which more is submitted now is cancelled and submitted again.
 
     Args:
         job: its folder exists.
-        numbers: parts that are not done.
+        steps: the tasks to run, see `Job.to_run`.
         cpus: of each task.
         at_once: the most tasks of an array that run together; None: as many as Slurm starts.
         options: of the site, for sbatch: ["--partition=long"].
@@ -70,38 +77,61 @@ def submit(
     """
     before = _read(job)
     queued = _queued(before)
-    alive = {array_id: offset for array_id, offset in before.arrays.items() if array_id in {name for name, _ in queued}}
-    there = {alive[name] + task for name, task in queued if name in alive and task is not None}
-    made = dict(alive)
-    new = arrays_of([number for number in numbers if number not in there], _max_array_size())
-    for array in new:
-        script = job.folder / "slurm" / f"parts-{array.offset + 1}.sh"
-        write_script(script, array_script(job, array, cpus=cpus, at_once=at_once))
-        made[sbatch(options, script)] = array.offset
-        # After each: what is submitted must not be forgotten.
-        _save(job, Submitted(made, before.merge))
+    made = {array_id: offset for array_id, offset in before.arrays.items() if array_id in {name for name, _ in queued}}
     merge = before.merge if any(name == before.merge for name, _ in queued) else None
-    if job.merge == "none" or (job.is_merged() and not made):
-        return Submitted(made, None)
-    if merge is not None and new:
-        run_slurm(["scancel", merge])
-        merge = None
-    if merge is None:
-        script = job.folder / "slurm" / "merge.sh"
-        write_script(script, merge_script(job, list(made)))
-        merge = sbatch(options, script)
+    after: list[str] = []
+    has_new = False
+    for phase, numbers in steps:
+        if phase.name == "merge":
+            if merge is not None and has_new:
+                run_slurm(["scancel", merge])
+                merge = None
+            if merge is None:
+                script = job.folder / "slurm" / "merge.sh"
+                write_script(script, merge_script(job, after))
+                merge = sbatch(options, script)
+            break
+        there = {made[name] + task: name for name, task in queued if name in made and task is not None}
+        there = {number: name for number, name in there.items() if number in phase.numbers}
+        if has_new and there:
+            stale = sorted(set(there.values()))
+            run_slurm(["scancel", *stale])
+            made = {name: offset for name, offset in made.items() if name not in stale}
+            there = {}
+        new = arrays_of([number for number in numbers if number not in there], _max_array_size())
+        ids = sorted(set(there.values()))
+        for array in new:
+            script = job.folder / "slurm" / f"{phase.name}s-{array.offset + array.tasks[0]}.sh"
+            if phase.name == "part":
+                script = script.with_name(f"parts-{array.offset + 1}.sh")
+            text = array_script(job, array, cpus=cpus, at_once=at_once, phase=phase.name, after=after)
+            write_script(script, text)
+            ids.append(sbatch(options, script))
+            made[ids[-1]] = array.offset
+            # After each: what is submitted must not be forgotten.
+            _save(job, Submitted(made, merge))
+        after, has_new = ids, has_new or bool(new)
     submitted = Submitted(made, merge)
     _save(job, submitted)
     return submitted
 
 
-def array_script(job: Job, array: Array, *, cpus: int, at_once: int | None) -> str:
-    """The batch script of an array job."""
+def array_script(
+    job: Job,
+    array: Array,
+    *,
+    cpus: int,
+    at_once: int | None,
+    phase: str = "part",
+    after: Sequence[str] = (),
+) -> str:
+    """The batch script of an array job, which waits until the jobs `after` have ended well."""
     command = shlex.join(part_command(job, cpus=cpus, dies_with_parent=False))
     return _script(
         job,
-        f"{Path(job.output_prefix).name}-parts",
+        f"{Path(job.output_prefix).name}-{'parts' if phase == 'part' else phase}",
         [
+            *_waits_for(after),
             f"--array={as_ranges(array.tasks)}{f'%{at_once}' if at_once else ''}",
             f"--cpus-per-task={cpus}",
             f"--output={job.folder}/logs/slurm-%A_%a.log",
@@ -114,9 +144,12 @@ def array_script(job: Job, array: Array, *, cpus: int, at_once: int | None) -> s
 def merge_script(job: Job, after: Sequence[str]) -> str:
     """The batch script of the merge, which waits until these jobs have ended well."""
     command = shlex.join([*part_command(job, cpus=1, dies_with_parent=False), str(MERGE)])
-    waits = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
     name = f"{Path(job.output_prefix).name}-merge"
-    return _script(job, name, [*waits, f"--output={job.folder}/logs/slurm-%j.log"], f"exec {command}")
+    return _script(job, name, [*_waits_for(after), f"--output={job.folder}/logs/slurm-%j.log"], f"exec {command}")
+
+
+def _waits_for(ids: Sequence[str]) -> list[str]:
+    return [f"--dependency=afterok:{':'.join(ids)}", "--kill-on-invalid-dep=yes"] if ids else []
 
 
 def _script(job: Job, name: str, options: Sequence[str], command: str) -> str:
