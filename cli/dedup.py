@@ -4,17 +4,23 @@ Near-duplicates share words: with the default 14 bands of 8 values, documents th
 are found with a probability of 92 %. The first document of each group stays. The folder names the rows of the others,
 which mdata preprocess --skip-rows leaves out. An interrupted command continues.
 
+STAGE runs one stage of the work, in tasks of --shard K/N that may run anywhere: sign (N parts of the input), match (N
+ranges of keys), with --verify also sets and verify (by part), then group (one task). mdata launch runs all of them.
+
 Examples:
   mdata dedup --input web.jsonl --output web-repeats
-  mdata dedup --input code.jsonl --against web.jsonl --bands 20 --rows 5 --output code-repeats
+  mdata dedup --input code.jsonl --against web.jsonl --bands 20 --rows 5 --verify 0.7 --output code-repeats
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
 from mdata import UsageError
-from mdata.dedup.dedup import DedupOptions, dedup
+from mdata.dedup.dedup import DedupResult, dedup, run_stage
+from mdata.dedup.plan import ALL, DedupOptions, Hash, Stage, parse_ngram
+from mdata.preprocessing.parts import parse_shard
 
 from .console import Console, Parser
 
@@ -22,6 +28,13 @@ from .console import Console, Parser
 def add_arguments(parser: Parser) -> None:
     """Input, output and how similar documents are found."""
     add = parser.add_argument
+    add(
+        "stage",
+        nargs="?",
+        choices=get_args(Stage),
+        metavar="STAGE",
+        help=", ".join(get_args(Stage)) + " (default: all)",
+    )
     add("--input", required=True, nargs="+", metavar="PATH", help="files, folders or patterns, as for preprocess")
     add("--output", required=True, metavar="FOLDER", help="where the rows to leave out are written")
     add("--against", nargs="+", default=(), metavar="PATH", help="texts that stay: what repeats them is removed")
@@ -31,24 +44,54 @@ def add_arguments(parser: Parser) -> None:
     add("--exact", action="store_true", help="find equal documents only: equal words, whatever their case and accents")
     add("--bands", type=int, metavar="B", help="bands of a signature; more find less similar documents (default: 14)")
     add("--rows", type=int, default=8, metavar="R", help="values of a band; more find fewer documents (default: 8)")
-    add("--ngram", type=int, default=5, metavar="N", help="words of an n-gram (default: 5)")
+    add("--ngram", default="5", metavar="N", help="words of an n-gram, or characters:N (default: 5)")
+    add("--hash", default="xxhash64", choices=get_args(Hash), help="hash of an n-gram (default: xxhash64)")
+    add("--verify", type=float, default=0.0, metavar="J", help="compare documents: keep those that share less n-grams")
     add("--workers", type=int, default=0, metavar="W", help="threads (default: all cores)")
+    add("--shard", metavar="K/N", help="of a stage: task K of N (default: 1/1)")
+    add("--parts", type=int, default=0, metavar="N", help="tasks that sign had (default: those that are there)")
+    add("--ranges", type=int, default=0, metavar="N", help="tasks that match had (default: those that are there)")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `dedup` and print what was found."""
+def options_of(arguments: argparse.Namespace) -> DedupOptions:
+    """The options that the arguments mean."""
     if arguments.exact and arguments.bands is not None:
         raise UsageError("--exact compares no bands", fix="leave --exact or --bands out")
-    bands = 0 if arguments.exact else 14 if arguments.bands is None else arguments.bands
-    names = ("input", "output", "against", "json_key", "rows", "ngram", "workers")
-    options = DedupOptions(
+    if arguments.exact and arguments.verify:
+        raise UsageError("--exact has nothing to verify", fix="leave --exact or --verify out")
+    if arguments.shard and not arguments.stage:
+        raise UsageError(
+            f"--shard {arguments.shard} without a stage", fix="mdata dedup sign --shard ..., or mdata launch"
+        )
+    unit, ngram = parse_ngram(arguments.ngram)
+    names = ("input", "output", "against", "json_key", "rows", "hash", "verify", "workers", "parts", "ranges")
+    return DedupOptions(
         **{name: getattr(arguments, name) for name in names},
         include=tuple(arguments.include),
         exclude=tuple(arguments.exclude),
-        bands=bands,
+        bands=0 if arguments.exact else 14 if arguments.bands is None else arguments.bands,
+        unit=unit,
+        ngram=ngram,
+        shard=parse_shard(arguments.shard) if arguments.shard else ALL,
     )
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `dedup`, or one of its stages, and print what was found."""
+    options = options_of(arguments)
     with console.progress() as progress:
-        result = dedup(options, progress)
+        if arguments.stage:
+            result = run_stage(options, arguments.stage, progress)
+        else:
+            result = dedup(options, progress)
+    if result is None:
+        task = f"{options.shard.number}/{options.shard.count}"
+        console.result(f"{arguments.stage} {task} is done", {"stage": arguments.stage, "shard": task})
+        return
+    _print(result, console)
+
+
+def _print(result: DedupResult, console: Console) -> None:
     share = 100 * result.removed / max(1, result.rows)
     text = (
         f"{result.removed:,} of {result.rows:,} rows ({share:.2f} %) repeat earlier ones, {result.exact:,} of them "

@@ -643,17 +643,27 @@ def cumulative_lengths(
     """
 
 class MinHashSigner:
-    """MinHash signatures of the word n-grams of texts; see mdata_cpp/minhash.hpp. Immutable.
+    """MinHash signatures of the n-grams of texts; see mdata_cpp/minhash.hpp. Immutable.
 
     Args:
         a, b: of each permutation (a x + b mod 2^64) mod (2^61 - 1), band by band.
-        rows: permutations of a band. ngram: words of an n-gram.
+        rows: permutations of a band. ngram: units of an n-gram.
+        unit: "words" or "characters" of the normal form, or "given": words that the text has between single blanks.
+        hash: of an n-gram: "xxhash64", "sha1-64", or "sha1-32", with which signatures have 32 bits.
 
     Raises:
-        ValueError: bands of unequal size, or none of either.
+        ValueError: bands of unequal size, or none of either, or another unit or hash.
     """
 
-    def __init__(self, a: NDArray[np.uint64], b: NDArray[np.uint64], rows: int, ngram: int) -> None: ...
+    def __init__(
+        self,
+        a: NDArray[np.uint64],
+        b: NDArray[np.uint64],
+        rows: int,
+        ngram: int,
+        unit: str = "words",
+        hash: str = "xxhash64",
+    ) -> None: ...
     def sign(self, texts: list[str]) -> tuple[bytes, NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint8]]:
         """(normal forms one after the other, where each ends, keys [n, bands], whether there is an n-gram).
 
@@ -663,14 +673,46 @@ class MinHashSigner:
     def minima(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The signature of hashes of n-grams. Raises ValueError if there are none."""
 
+    def ngram_sets(self, texts: list[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """(the sorted distinct hashes of the n-grams of each text, one after the other, where each ends)."""
+
+class RunMerger:
+    """The records of sorted runs in files, in order, with a bounded number of them in memory.
+
+    Args:
+        slices: of files: descriptor, byte of the first record, records, what is added to the numbers of documents.
+        words: of a record, 2 or 3: a key of one or two words, then the number of a document.
+        buffer_bytes: of each slice.
+
+    Raises:
+        OSError: a file cannot be read. ValueError: a file ends too early, or is not sorted; also in the calls below.
+    """
+
+    def __init__(self, slices: list[tuple[int, int, int, int]], words: int, buffer_bytes: int) -> None: ...
+    def records(self, limit: int) -> NDArray[np.uint64]:
+        """[n, words]: the next records, at most `limit`; none at the end."""
+
+    def edges(self, limit: int, chain: bool) -> NDArray[np.uint64]:
+        """[n, 2]: for each record whose key an earlier one has, (number of the first with this key, its own number).
+
+        With `chain` also (number of the one before, its own), unless that is the first. About `limit` pairs; none at
+        the end.
+        """
+
 def sort_records(records: NDArray[np.uint64]) -> None:
     """Sort records in place: [n, 2] or [n, 3], one or two words of key and a number."""
 
-def bucket_edges(runs: list[NDArray[np.uint64]], added: list[int]) -> NDArray[np.uint64]:
-    """[m, 2]: for each record whose key an earlier one has, (number of the first with this key, its own number).
+def count_below(slice: tuple[int, int, int, int], words: int, key: int) -> int:
+    """How many records of a slice (see `RunMerger`) have a first word below `key`."""
+
+def common_words(sets: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """How many words two sorted sets in files have in common, for each row of [n, 6].
 
     Args:
-        runs: sorted records. added: to the numbers of each run.
+        sets: descriptor, byte and number of words of the one set, then of the other.
+
+    Raises:
+        OSError: a file cannot be read. ValueError: a file ends too early.
     """
 
 def join_groups(parents: NDArray[np.int64], edges: NDArray[np.uint64]) -> None:
@@ -679,6 +721,12 @@ def join_groups(parents: NDArray[np.int64], edges: NDArray[np.uint64]) -> None:
     Raises:
         IndexError: an edge names a number that has no parent.
     """
+
+def flatten_groups(parents: NDArray[np.int64]) -> None:
+    """Replace each parent by the root of its group, in place. Raises IndexError for a parent after its child."""
+
+def sha1(data: bytes, size: int) -> int:
+    """The first `size` bytes of SHA-1, at most 8, as a little-endian number."""
 
 def xxh64(data: bytes) -> int:
     """XXH64 with seed 0."""

@@ -1,10 +1,10 @@
-// Near-duplicate texts: a normal form of words, MinHash signatures (Broder 1997) of its n-grams, and buckets of texts
-// with an equal band of a signature.
+// Near-duplicate texts: a normal form of words, MinHash signatures (Broder 1997) of its n-grams, and keys of their bands.
 //
 // The normal form is the text's words joined by single blanks: lower case, without accents, punctuation and control
-// characters; each CJK ideograph is a word. An n-gram of words is then a substring. Its hash is XXH64, and the
-// permutations are (a * hash + b mod 2^64) mod (2^61 - 1), those of datatrove, so that signatures of the same words
-// are equal to its own. Everything is a pure function of a text, so files do not depend on workers or machines.
+// characters; each CJK ideograph is a word. An n-gram of words or characters is then a substring. Its hash is XXH64, and
+// the permutations are (a * hash + b mod 2^64) mod (2^61 - 1), those of datatrove, so that signatures of the same words
+// are equal to its own; so are those by SHA-1, its other hash. Everything is a pure function of a text, so files do not
+// depend on workers or machines.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,6 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <queue>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -57,6 +56,42 @@ inline std::uint64_t xxh64(std::string_view bytes) {
     hash = (hash ^ hash >> 33) * p2;
     hash = (hash ^ hash >> 29) * p3;
     return hash ^ hash >> 32;
+}
+
+// The first `size` bytes of SHA-1 (FIPS 180-4) as a little-endian number.
+inline std::uint64_t sha1(std::string_view bytes, std::size_t size) {
+    std::array<std::uint32_t, 5> state{0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476, 0xC3D2E1F0};
+    std::string tail(bytes.substr(bytes.size() / 64 * 64));
+    tail.push_back(static_cast<char>(0x80));
+    tail.resize((tail.size() + 8 + 63) / 64 * 64);
+    for (std::size_t place = 0; place < 8; ++place)
+        tail[tail.size() - 1 - place] = static_cast<char>(std::uint64_t{8} * bytes.size() >> 8 * place);
+    const auto block = [&](const char* at) {
+        std::array<std::uint32_t, 80> words;
+        for (std::size_t word = 0; word < 16; ++word) {
+            std::uint32_t value = 0;
+            for (std::size_t byte = 0; byte < 4; ++byte)
+                value = value << 8 | static_cast<unsigned char>(at[4 * word + byte]);
+            words[word] = value;
+        }
+        for (std::size_t word = 16; word < 80; ++word)
+            words[word] = std::rotl(words[word - 3] ^ words[word - 8] ^ words[word - 14] ^ words[word - 16], 1);
+        auto [a, b, c, d, e] = state;
+        for (std::size_t word = 0; word < 80; ++word) {
+            const std::uint32_t mixed = word < 20   ? ((b & c) | (~b & d)) + 0x5A827999
+                                        : word < 40 ? (b ^ c ^ d) + 0x6ED9EBA1
+                                        : word < 60 ? ((b & c) | (b & d) | (c & d)) + 0x8F1BBCDC
+                                                    : (b ^ c ^ d) + 0xCA62C1D6;
+            const std::uint32_t next = std::rotl(a, 5) + mixed + e + words[word];
+            e = d, d = c, c = std::rotl(b, 30), b = a, a = next;
+        }
+        state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e;
+    };
+    for (std::size_t at = 0; at + 64 <= bytes.size(); at += 64) block(bytes.data() + at);
+    for (std::size_t at = 0; at < tail.size(); at += 64) block(tail.data() + at);
+    std::uint64_t number = 0;
+    for (std::size_t byte = size; byte-- > 0;) number = number << 8 | (state[byte / 4] >> 8 * (3 - byte % 4) & 0xFF);
+    return number;
 }
 
 // Texts as words, from the tables of BERT's normalizer, which are those of fixed Unicode versions.
@@ -176,32 +211,58 @@ inline constexpr std::size_t kLanes = 8;  // permutations that are computed toge
 #define MDATA_MINHASH_CLONES
 #endif
 
-// The smallest of (a * hash + b) mod kPrime over all hashes, for kLanes pairs of a and b.
+// The smallest of ((a * hash + b) mod kPrime) & mask over all hashes, for kLanes pairs of a and b.
 MDATA_MINHASH_CLONES inline void minima_of(const std::uint64_t* hashes, std::size_t count, const std::uint64_t* a,
-                                           const std::uint64_t* b, std::uint64_t* minima) {
+                                           const std::uint64_t* b, std::uint64_t mask, std::uint64_t* minima) {
     std::uint64_t least[kLanes];
     for (std::size_t lane = 0; lane < kLanes; ++lane) least[lane] = kPrime;
     for (std::size_t number = 0; number < count; ++number) {
         for (std::size_t lane = 0; lane < kLanes; ++lane) {
             const std::uint64_t wide = a[lane] * hashes[number] + b[lane];
             std::uint64_t value = (wide & kPrime) + (wide >> 61);
-            value = value >= kPrime ? value - kPrime : value;
+            value = (value >= kPrime ? value - kPrime : value) & mask;
             least[lane] = value < least[lane] ? value : least[lane];
         }
     }
     std::copy(least, least + kLanes, minima);
 }
 
+enum class Unit { words, characters, given };  // given: words that the text has between single blanks
+enum class Hash { xxh64, sha1_64, sha1_32 };
+
 // The signatures of texts with one set of permutations.
 class Signer {
 public:
-    // a, b: of each of bands * rows permutations, band by band.
-    Signer(std::span<const std::uint64_t> a, std::span<const std::uint64_t> b, std::size_t rows, std::size_t ngram)
-        : count_(a.size()), rows_(rows), ngram_(ngram), a_(a.begin(), a.end()), b_(b.begin(), b.end()) {
+    // a, b: of each of bands * rows permutations, band by band. ngram: how many units are hashed together.
+    Signer(std::span<const std::uint64_t> a, std::span<const std::uint64_t> b, std::size_t rows, std::size_t ngram,
+           Unit unit, Hash hash)
+        : count_(a.size()),
+          rows_(rows),
+          ngram_(ngram),
+          unit_(unit),
+          hash_(hash),
+          mask_(hash == Hash::sha1_32 ? 0xFFFFFFFF : ~std::uint64_t{0}),
+          a_(a.begin(), a.end()),
+          b_(b.begin(), b.end()) {
         if (a.size() != b.size() || rows == 0 || ngram == 0 || a.size() % rows != 0)
             throw std::invalid_argument("bands of equal size, with a and b for each permutation");
         const std::size_t whole = (count_ + kLanes - 1) / kLanes * kLanes;
         a_.resize(whole), b_.resize(whole);
+    }
+
+    // Appends the normal form of a text to `form`, and where each of its units begins in it to `begins`.
+    void normal_form(const NormalForm& words, std::string_view text, std::string& form,
+                     std::vector<std::uint32_t>& begins) const {
+        const std::size_t start = form.size();
+        if (unit_ == Unit::given) form += text;
+        else words.append(text, form, begins);
+        if (unit_ == Unit::words) return;
+        begins.clear();
+        for (std::size_t at = 0; start + at < form.size(); ++at) {
+            const bool is_first = unit_ == Unit::given ? at == 0 || form[start + at - 1] == ' '
+                                                       : (static_cast<unsigned char>(form[start + at]) & 0xC0) != 0x80;
+            if (is_first) begins.push_back(static_cast<std::uint32_t>(at));
+        }
     }
 
     std::size_t bands() const { return count_ / rows_; }
@@ -210,18 +271,19 @@ public:
     void minima(std::span<const std::uint64_t> hashes, std::vector<std::uint64_t>& signature) const {
         signature.resize(a_.size());
         for (std::size_t first = 0; first < a_.size(); first += kLanes)
-            minima_of(hashes.data(), hashes.size(), &a_[first], &b_[first], &signature[first]);
+            minima_of(hashes.data(), hashes.size(), &a_[first], &b_[first], mask_, &signature[first]);
         signature.resize(count_);
     }
 
-    // The hashes of all n-grams of words that begin at `begins` in `form`; none if there are fewer words.
+    // The hashes of all n-grams of units that begin at `begins` in `form`; none if there are fewer units.
     void ngram_hashes(std::string_view form, std::span<const std::uint32_t> begins,
                       std::vector<std::uint64_t>& hashes) const {
         hashes.clear();
+        const std::size_t blank = unit_ == Unit::characters ? 0 : 1;  // between words
         for (std::size_t first = 0; first + ngram_ <= begins.size(); ++first) {
             const std::size_t last = first + ngram_;
-            const std::size_t end = last == begins.size() ? form.size() : begins[last] - 1;
-            hashes.push_back(xxh64(form.substr(begins[first], end - begins[first])));
+            const std::size_t end = last == begins.size() ? form.size() : begins[last] - blank;
+            hashes.push_back(hash_of(form.substr(begins[first], end - begins[first])));
         }
     }
 
@@ -232,77 +294,15 @@ public:
     }
 
 private:
+    std::uint64_t hash_of(std::string_view gram) const {
+        return hash_ == Hash::xxh64 ? xxh64(gram) : sha1(gram, hash_ == Hash::sha1_64 ? 8 : 4);
+    }
+
     std::size_t count_, rows_, ngram_;
+    Unit unit_;
+    Hash hash_;
+    std::uint64_t mask_;
     std::vector<std::uint64_t> a_, b_;
 };
-
-// Records of a run: a key of `words` words, then the number of a document; sorted.
-struct Run {
-    std::span<const std::uint64_t> records;
-    std::uint64_t added;  // to the numbers of its documents
-};
-
-// Sorts records of `words` words of key and a number, in place.
-template <std::size_t Words>
-void sort_records(std::span<std::uint64_t> records) {
-    using Record = std::array<std::uint64_t, Words + 1>;
-    auto* first = reinterpret_cast<Record*>(records.data());
-    std::sort(first, first + records.size() / (Words + 1));
-}
-
-// For each document whose key an earlier one has: (the first document with this key, this document).
-template <std::size_t Words>
-std::vector<std::uint64_t> edges_of(const std::vector<Run>& runs) {
-    using Record = std::array<std::uint64_t, Words + 1>;
-    struct Cursor {
-        Record record;
-        std::size_t run, next;
-        bool operator>(const Cursor& other) const { return record > other.record; }
-    };
-    std::priority_queue<Cursor, std::vector<Cursor>, std::greater<>> cursors;
-    const auto advance = [&](std::size_t run, std::size_t place) {
-        if ((place + 1) * (Words + 1) > runs[run].records.size()) return;
-        Record record;
-        std::copy_n(runs[run].records.data() + place * (Words + 1), Words + 1, record.begin());
-        record[Words] += runs[run].added;
-        cursors.push({record, run, place + 1});
-    };
-    for (std::size_t run = 0; run < runs.size(); ++run) advance(run, 0);
-    std::vector<std::uint64_t> edges;
-    bool any = false;
-    Record first{};
-    while (!cursors.empty()) {
-        const Cursor cursor = cursors.top();
-        cursors.pop();
-        advance(cursor.run, cursor.next);
-        if (any && std::equal(first.begin(), first.end() - 1, cursor.record.begin())) {
-            edges.push_back(first[Words]);
-            edges.push_back(cursor.record[Words]);
-        } else {
-            first = cursor.record;
-            any = true;
-        }
-    }
-    return edges;
-}
-
-// The first document of the group of each (Galler and Fischer 1964): joins the groups of both ends of each edge.
-inline void join_groups(std::span<std::int64_t> parents, std::span<const std::uint64_t> edges) {
-    const auto root = [&](std::uint64_t document) {
-        auto at = static_cast<std::int64_t>(document);
-        while (parents[static_cast<std::size_t>(at)] != at) {
-            auto& parent = parents[static_cast<std::size_t>(at)];
-            parent = parents[static_cast<std::size_t>(parent)];
-            at = parent;
-        }
-        return at;
-    };
-    for (std::size_t place = 0; place + 1 < edges.size(); place += 2) {
-        if (edges[place] >= parents.size() || edges[place + 1] >= parents.size())
-            throw std::out_of_range("an edge names a document that does not exist");
-        const std::int64_t one = root(edges[place]), other = root(edges[place + 1]);
-        parents[static_cast<std::size_t>(std::max(one, other))] = std::min(one, other);
-    }
-}
 
 }  // namespace mdata::minhash

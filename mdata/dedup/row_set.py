@@ -2,7 +2,9 @@
 
 A folder with `dedup.json`, which names each file with its size, rows and hash, and `removed.bits`: one bit for each row
 of each file, rows counted before any filter, each file beginning at a byte. The hash of a file is that of the
-concatenated hashes of its chunks, as in manifests, so it is known when the file has been read. Nothing is copied.
+concatenated hashes of its chunks, as in manifests, so it is known when the file has been read. `chunks.bin` has the
+rows and the hash of each chunk, for parts of a job that read a section of a file; a section of parquet is compared by
+the file's footer instead. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +22,12 @@ from blake3 import blake3
 
 from mdata.errors import DamageError, UsageError
 from mdata.sources.input_files import SourceFile
+from mdata.sources.parquet import footer_of
 from mdata.util import atomic_io
 
-FACTS, BITS = "dedup.json", "removed.bits"
+FACTS, BITS, CHUNKS = "dedup.json", "removed.bits", "chunks.bin"
 FORMAT = 1
+CHUNK = np.dtype([("rows", "<u8"), ("digest", "V32")])
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class ReadFile:
     Args:
         path: as an absolute path, or the address of an object.
         rows: bad and filtered ones included. hash: see the top. removed: rows that are left out.
+        chunks: how many it has. footer: the hash of a parquet file's footer; empty: it is none.
     """
 
     path: str
@@ -40,6 +45,20 @@ class ReadFile:
     rows: int
     hash: str
     removed: int = 0
+    chunks: int = 0
+    footer: str = ""
+
+
+class FileRows(NamedTuple):
+    """Rows to leave out of what a job reads of a file.
+
+    Args:
+        file: the file that `dedup` read. removed: bool[rows]. hash: of what is read; empty: it was compared already.
+    """
+
+    file: ReadFile
+    removed: npt.NDArray[np.bool_]
+    hash: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,20 +136,65 @@ class RowSet:
             raise UsageError(f"{file.path} has changed", found=sizes[0], expected=sizes[1], fix="run mdata dedup again")
         return numbers[0]
 
-    def check(self, number: int, hash: str) -> None:
+    def rows_of(self, file: SourceFile) -> FileRows:
+        """The rows of an input, or of the section of it that is read.
+
+        Raises:
+            UsageError: see `number_of`, or a section that cannot be compared. DamageError: chunks.bin is damaged.
+        """
+        number = self.number_of(file)
+        read, removed = self.files[number], self.removed[number]
+        if file.section is None:
+            return FileRows(read, removed, read.hash)
+        start, stop = file.section[:2]
+        if file.format == "parquet":
+            footer, group_rows = footer_of(file)
+            if footer != read.footer:
+                raise self._changed(read, footer, read.footer)
+            first, last = sum(group_rows[:start]), sum(group_rows[:stop])
+            return FileRows(read, removed[first:last], "")
+        if file.format == "arrow" or not read.chunks:
+            raise UsageError(
+                f"--shard divides {file.path}, and --skip-rows counts the rows of whole files here",
+                fix="run mdata dedup again"
+                if file.format != "arrow"
+                else "give the input as more files, or run without --shard",
+            )
+        chunks = self._chunks(number)
+        first, last = start // self.chunk_bytes, -(-stop // self.chunk_bytes)
+        rows_before = int(chunks["rows"][:first].sum())
+        rows = int(chunks["rows"][first:last].sum())
+        hash = blake3(chunks["digest"][first:last].tobytes()).hexdigest()
+        return FileRows(read, removed[rows_before : rows_before + rows], hash)
+
+    def _chunks(self, number: int) -> npt.NDArray[Any]:
+        path = self.folder / CHUNKS
+        before = sum(file.chunks for file in self.files[:number])
+        try:
+            chunks = np.fromfile(path, CHUNK, self.files[number].chunks, offset=before * CHUNK.itemsize)
+        except FileNotFoundError as error:
+            raise UsageError(f"{self.folder} has no {CHUNKS}", expected="a folder of mdata dedup") from error
+        file = self.files[number]
+        if blake3(chunks["digest"].tobytes()).hexdigest() != file.hash or int(chunks["rows"].sum()) != file.rows:
+            raise DamageError(f"{path} is damaged", found=f"other chunks of {file.path}", fix="run mdata dedup again")
+        return chunks
+
+    def check(self, rows: FileRows, hash: str) -> None:
         """Refuse a file whose content differs from the one that `dedup` read.
 
         Raises:
             UsageError: another hash.
         """
-        file = self.files[number]
-        if hash != file.hash:
-            raise UsageError(
-                f"{file.path} is not the file that mdata dedup read, so its rows in {self.folder} are wrong",
-                found=f"hash {hash[:16]}",
-                expected=file.hash[:16],
-                fix="run mdata dedup again",
-            )
+        if rows.hash and hash != rows.hash:
+            raise self._changed(rows.file, hash, rows.hash)
+
+    def _changed(self, file: ReadFile, found: str, expected: str) -> UsageError:
+        return UsageError(
+            f"{file.path} is not the file that mdata dedup read, so its rows in {self.folder} are wrong",
+            found=f"hash {found[:16]}",
+            expected=expected[:16],
+            fix="run mdata dedup again",
+        )
 
 
 def path_of(file: SourceFile) -> str:
@@ -143,13 +207,15 @@ def write_row_set(
     files: Sequence[ReadFile],
     removed: npt.NDArray[np.bool_],
     *,
+    chunks: npt.NDArray[Any],
     chunk_bytes: int,
     facts: Mapping[str, Any],
 ) -> None:
-    """Write both files in one transaction.
+    """Write all files in one transaction.
 
     Args:
-        removed: bool[all rows], those of the files one after the other. facts: what else dedup.json holds.
+        removed: bool[all rows], those of the files one after the other. chunks: `CHUNK` of all files.
+        facts: what else dedup.json holds.
     """
     parts = np.split(removed, np.cumsum([file.rows for file in files])[:-1]) if files else []
     bits = b"".join(np.packbits(part, bitorder="little").tobytes() for part in parts)
@@ -158,4 +224,5 @@ def write_row_set(
         for file, part in zip(files, parts, strict=True)
     ]
     text = json.dumps({"format": FORMAT, **facts, "chunk_bytes": chunk_bytes, "files": counted}, indent=1) + "\n"
-    atomic_io.atomic_writes({folder / BITS: bits, folder / FACTS: text.encode()})
+    written = {CHUNKS: chunks.tobytes(), BITS: bits, FACTS: text.encode()}
+    atomic_io.atomic_writes({folder / name: data for name, data in written.items()})

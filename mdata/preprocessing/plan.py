@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mdata.dedup.row_set import RowSet
+from mdata.dedup.row_set import FileRows, RowSet
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import smallest_dtype
 from mdata.manifest.types import section_name
@@ -60,8 +60,8 @@ class JobPlan:
     spec: EncodeSpec
     partitions: Partitions
     progress: Progress
-    # Rows to leave out, and which of its files each input is.
-    skipped: tuple[RowSet, tuple[int, ...]] | None = None
+    # Rows to leave out, of all files and of each input.
+    skipped: tuple[RowSet, tuple[FileRows, ...]] | None = None
     # Whether and how an input differs from that of an earlier result. It may have to be read for this, so it is cached.
     compared: dict[tuple[int, str, str], str | None] = field(default_factory=dict, compare=False)
 
@@ -174,11 +174,11 @@ def plan_job(
     return job
 
 
-def _skipped(options: PreprocessOptions, files: Sequence[SourceFile]) -> tuple[RowSet, tuple[int, ...]] | None:
+def _skipped(options: PreprocessOptions, files: Sequence[SourceFile]) -> tuple[RowSet, tuple[FileRows, ...]] | None:
     """The rows that options.skip_rows names.
 
     Raises:
-        UsageError: files that it does not know, or cannot be compared with.
+        UsageError: files that it does not know, or cannot be compared with. DamageError: its files are damaged.
     """
     if options.skip_rows is None:
         return None
@@ -186,12 +186,7 @@ def _skipped(options: PreprocessOptions, files: Sequence[SourceFile]) -> tuple[R
     if options.chunk_bytes != rows.chunk_bytes:
         sizes = f"chunk_bytes={options.chunk_bytes}", f"{rows.chunk_bytes}, as mdata dedup has"
         raise UsageError("skip_rows compares files by the hashes of their chunks", found=sizes[0], expected=sizes[1])
-    if cut := [file for file in files if file.section is not None]:
-        raise UsageError(
-            f"--shard divides {cut[0].path}, and --skip-rows counts the rows of whole files",
-            fix="give the input as more files, or run without --shard",
-        )
-    return rows, tuple(map(rows.number_of, files))
+    return rows, tuple(map(rows.rows_of, files))
 
 
 def _splitter(options: PreprocessOptions, progress: Progress) -> Splitter | None:

@@ -357,8 +357,7 @@ class WriteLoop:
         """The records that `skip_rows` does not name."""
         if self.job.skipped is None:
             return encoded
-        rows, numbers = self.job.skipped
-        removed = rows.removed[numbers[len(self.state.inputs) - 1]]
+        removed = self.job.skipped[1][len(self.state.inputs) - 1].removed
         places = rows_before + encoded.kept - 1
         # A file that has become longer is refused at its end.
         is_removed = np.array([place < len(removed) and bool(removed[place]) for place in places.tolist()], np.bool_)
@@ -378,8 +377,8 @@ class WriteLoop:
         check_unchanged(self.job.files[number])
         self.state.close_input()
         if self.job.skipped is not None:
-            rows, numbers = self.job.skipped
-            rows.check(numbers[number], self.state.inputs[number].hash or "")
+            rows, of_files = self.job.skipped
+            rows.check(of_files[number], self.state.inputs[number].hash or "")
 
     def _open_inputs(self, count: int) -> None:
         """Open the files up to number `count`, including empty ones; all before the last are fully read."""

@@ -6,12 +6,15 @@ the largest entry. The library reads at least a page of each column at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from blake3 import blake3
 
 from mdata.sources import arrow_columns
 from mdata.sources.arrow_columns import (
@@ -29,6 +32,7 @@ from mdata.sources.record_batch import ChunkContent, ReadSpec
 
 _MOST_ROWS = 1 << 15
 _BUFFER_BYTES = 1 << 20
+_TAIL_BYTES = 8  # the footer's length and the magic number
 
 
 def parquet_chunks(file: SourceFile, chunk_bytes: int, *, spec: ReadSpec) -> Iterator[ChunkContent]:
@@ -101,6 +105,23 @@ def parquet_source(file: SourceFile) -> Any:
     from mdata.object_storage.reading import ObjectFile
 
     return ObjectFile(facts)
+
+
+def footer_of(file: SourceFile) -> tuple[str, list[int]]:
+    """The hash of a file's footer, which says where each column of each row group lies, and the rows of its groups.
+
+    Raises:
+        BadInputError: the file is damaged.
+    """
+    with damage_named(file, "parquet", rows=lambda: 0):
+        metadata = pq.read_metadata(parquet_source(file))
+        source = parquet_source(file)
+        with open(source, "rb") if isinstance(source, Path) else source as opened:  # noqa: PTH123
+            opened.seek(-_TAIL_BYTES, os.SEEK_END)
+            size = int.from_bytes(opened.read(4), "little")
+            opened.seek(-_TAIL_BYTES - size, os.SEEK_END)
+            digest = blake3(opened.read(size)).hexdigest()
+    return digest, [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
 
 
 def _is_text(column: pq.ColumnSchema) -> bool:

@@ -31,7 +31,12 @@ class PartNumber:
 
 
 def files_of_part(
-    files: Sequence[SourceFile], part: PartNumber, *, chunk_bytes: int, text_is_whole: bool
+    files: Sequence[SourceFile],
+    part: PartNumber,
+    *,
+    chunk_bytes: int,
+    text_is_whole: bool,
+    rows_are_whole: bool = False,
 ) -> tuple[SourceFile, ...]:
     """The files and sections that one part of a job reads, in the order of the job.
 
@@ -40,6 +45,7 @@ def files_of_part(
         part: which part.
         chunk_bytes: the size of the chunks of plain text.
         text_is_whole: a file of plain text is one document, which is not divided.
+        rows_are_whole: parquet and Arrow are not divided either.
 
     Raises:
         BadInputError: the footer of a parquet file cannot be read.
@@ -57,7 +63,9 @@ def files_of_part(
         elif begins < stop and (start < ends or begins == ends == start):
             packed = file.compression != "none" or file.format == "warc"
             undivided = packed or (file.format == "text" and text_is_whole)
-            section = _section(file, start - begins, stop - begins, chunk_bytes=0 if undivided else chunk_bytes)
+            by_rows = not rows_are_whole
+            chunk = 0 if undivided or (rows_are_whole and file.format in ("parquet", "arrow")) else chunk_bytes
+            section = _section(file, start - begins, stop - begins, chunk_bytes=chunk, by_rows=by_rows)
             files_read += (
                 [replace(file, section=section if section[:2] != (0, section.total) else None)] if section else []
             )
@@ -65,11 +73,11 @@ def files_of_part(
     return tuple(files_read)
 
 
-def _section(file: SourceFile, start: int, stop: int, *, chunk_bytes: int) -> Section | None:
+def _section(file: SourceFile, start: int, stop: int, *, chunk_bytes: int, by_rows: bool) -> Section | None:
     """The units of a file that begin in its bytes [start, stop), which may lie outside it; None: there are none."""
-    if file.format == "parquet":
+    if file.format == "parquet" and by_rows:
         starts = _row_groups(file)
-    elif file.format == "arrow":
+    elif file.format == "arrow" and by_rows:
         from mdata.sources.arrow_files import batch_starts
 
         starts = batch_starts(file)

@@ -81,10 +81,10 @@ def tables() -> Calls:
     yield "megatron_mapping", lambda: _core.megatron_mapping(boundaries, sizes, 30, 3, 2, 1, N, 1)
     yield "keyed_mapping", lambda: _core.keyed_mapping(boundaries, sizes, 30, 3, 2, 1, 2, 0)
     records = np.column_stack((np.arange(N) // 2, np.arange(N))).astype(np.uint64)
-    edges = _core.bucket_edges([records], [0])
+    edges = np.column_stack((np.arange(N) // 2, np.arange(N))).astype(np.uint64)
     yield "sort_records", lambda: _core.sort_records(records)
-    yield "bucket_edges", lambda: _core.bucket_edges([records], [0])
     yield "join_groups", lambda: _core.join_groups(np.arange(N), edges)
+    yield "flatten_groups", lambda: _core.flatten_groups(np.arange(N))
 
 
 def rows_of_tokens(num_sequences: int = 20_000, length: int = 16) -> Calls:
@@ -153,6 +153,7 @@ def texts() -> Calls:
     yield "MinHashSigner.sign", lambda: signer.sign(some)
     hashes = np.arange(50_000, dtype=np.uint64)
     yield "MinHashSigner.minima", lambda: signer.minima(hashes)
+    yield "MinHashSigner.ngram_sets", lambda: signer.ngram_sets(some)
 
 
 def files(folder: Path) -> Calls:
@@ -162,6 +163,12 @@ def files(folder: Path) -> Calls:
     file, name = pooled(path, identity_of(path.stat())), bytes(path)
     yield "PooledFile.read", lambda: file.read(0, 1 << 22)
     yield "map_file", lambda: [_core.map_file(name) for _ in range(100)]
+    with path.open("rb") as opened:
+        slices = [(opened.fileno(), 0, 1 << 18, 0)]
+        yield "RunMerger.records", lambda: _core.RunMerger(slices, 2, 1 << 16).records(1 << 18)
+        yield "RunMerger.edges", lambda: _core.RunMerger(slices, 2, 1 << 16).edges(1 << 18, False)
+        sets = np.full((100, 6), (opened.fileno(), 0, 1 << 16) * 2, np.uint64)
+        yield "common_words", lambda: _core.common_words(sets)
 
 
 def main() -> None:

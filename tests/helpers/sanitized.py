@@ -21,6 +21,7 @@ FOLDER = "MDATA_SANITIZED"
 TESTS = (
     "tests/helpers/test_sanitized.py",
     "tests/mdata/test_core.py",
+    "tests/mdata/dedup/test_runs.py",
     "tests/mdata/indexed/test_gather.py",
     "tests/mdata/indexed/test_reader.py",
     "tests/mdata/order/test_megatron_order.py",

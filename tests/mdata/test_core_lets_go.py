@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.native_calls import masked_rows, orders, rows_of_tokens, tables, texts
 from tests.mdata.test_core import stub_signatures
 
-FROM_FILES = {"PooledFile.read", "map_file"}
+FROM_FILES = {"PooledFile.read", "map_file", "RunMerger.records", "RunMerger.edges", "common_words"}
 FROM_NUMPY = {"order.megatron.repeated"}
 CALLS = {name for calls in (orders, tables, rows_of_tokens, masked_rows, texts) for name, _ in calls()} | FROM_FILES
 # What keeps the GIL, and why it may.
@@ -20,13 +20,14 @@ KEEPS = {
         "philox4x32", "punkt_character", "BlendTree.counts", "FilePool.most", "FilePool.num_open",
         "Mersenne.up_to", "Mersenne.integer", "Mersenne.real", "Mersenne.pick", "Mersenne.geometric",
         "KeyedStream.real", "KeyedStream.up_to", "MaskRule.bounds", "WordPiece.words", "WordPiece.classes",
-        "BlockShuffle.place", "xxh64",
+        "BlockShuffle.place", "xxh64", "sha1", "count_below",
     ),
     "made once": tuple(
         f"{name}.__init__" for name in (
             "Permutation", "BlendTree", "FilePool", "PooledFile", "Mersenne", "Punkt", "MaskVocabulary", "MaskRule",
             "BertForm", "T5Form", "MegatronDraws", "KeyedDraws", "MaskedRows", "KeyedStream", "FimRule",
             "SentencePiece", "TokenStore", "SequenceIndex", "BlockShuffle", "RowRules", "MinHashSigner",
+            "RunMerger",
         )
     ),
 }  # fmt: skip

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import hashlib
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
 from mdata import DamageError, UsageError, _core
-from mdata.dedup import dedup as module
-from mdata.dedup.dedup import DedupOptions, dedup, permutations
-from mdata.dedup.row_set import BITS, FACTS, RowSet
+from mdata.dedup import plan, runs, signing
+from mdata.dedup.dedup import dedup, run_stage
+from mdata.dedup.plan import DedupOptions, permutations
+from mdata.dedup.row_set import BITS, CHUNKS, FACTS, RowSet
+from mdata.rewriting.merge import merge
+from mdata.sources.sections import PartNumber
 from tests.mdata.preprocessing.test_preprocess import options, pair
 from tests.reference import dedup as slow
 
@@ -72,25 +80,37 @@ def test_the_normal_form_is_the_words_of_berts_normalizer(texts: list[str]) -> N
         begin = end
 
 
-def test_signatures_are_their_formula() -> None:
-    texts = [text for text in _texts(1) if len(slow.words_of(text)) >= 2]
+@pytest.mark.parametrize("unit", ["words", "characters", "given"])
+@pytest.mark.parametrize("hash", ["xxhash64", "sha1-64", "sha1-32"])
+def test_signatures_are_their_formula(unit: str, hash: str) -> None:
+    texts = [text for text in _texts(1, 30) if slow.ngrams(text, ngram=2, unit=unit)]
     a, b = permutations(21)
-    signer = _core.MinHashSigner(a, b, rows=3, ngram=2)
+    signer = _core.MinHashSigner(a, b, rows=3, ngram=2, unit=unit, hash=hash)
     keys = signer.sign(texts)[2]
     for text, found in zip(texts, keys, strict=True):
-        bands = slow.signature(slow.words_of(text), bands=7, rows=3, ngram=2)
+        bands = slow.signature(text, bands=7, rows=3, ngram=2, unit=unit, hash=hash)
         assert [_core.xxh64(np.array(band, np.uint64).tobytes()) for band in bands] == found.tolist()
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("bands", [4, 0])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"bands": 4},
+        {"bands": 0},
+        {"bands": 4, "verify": 0.5},
+        {"bands": 4, "unit": "characters", "verify": 0.9},
+        {"bands": 4, "unit": "given"},
+    ],
+    ids=str,
+)
 def test_what_is_removed_is_what_all_pairs_say(
-    seed: int, bands: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "RUN_DOCUMENTS", 7)
+    monkeypatch.setattr(signing, "RUN_DOCUMENTS", 7)
     texts = _texts(seed)
     files = [_write(tmp_path / name, part) for name, part in (("a.jsonl", texts[:25]), ("b.jsonl.gz", texts[25:]))]
-    shape = SHAPE | {"bands": bands}
+    shape = SHAPE | more
     result = dedup(DedupOptions(input=files, output=tmp_path / "out", workers=2, **shape))
     groups = slow.first_of_groups(texts, **shape)
     assert _removed(tmp_path / "out") == [group != number for number, group in enumerate(groups)]
@@ -108,8 +128,8 @@ def test_one_run_or_many_threads_and_parts_give_the_same_bytes(tmp_path: Path, m
     whole = _write(tmp_path / "whole.jsonl", texts)
     found = []
     for number, (workers, run) in enumerate(((1, 1000), (4, 11), (3, 64))):
-        monkeypatch.setattr(module, "RUN_DOCUMENTS", run)
-        monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 22 if number < 2 else 1 << 10)
+        monkeypatch.setattr(signing, "RUN_DOCUMENTS", run)
+        monkeypatch.setattr(plan, "BLOCK_BYTES", 1 << 22 if number < 2 else 1 << 10)
         folder = tmp_path / f"out-{number}"
         dedup(DedupOptions(input=whole, output=folder, workers=workers, **SHAPE))
         found.append(((folder / BITS).read_bytes(), (folder / "clusters.jsonl").read_bytes()))
@@ -117,21 +137,21 @@ def test_one_run_or_many_threads_and_parts_give_the_same_bytes(tmp_path: Path, m
 
 
 def test_an_interrupted_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RUN_DOCUMENTS", 9)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(signing, "RUN_DOCUMENTS", 9)
+    monkeypatch.setattr(plan, "BLOCK_BYTES", 500)
     texts = _texts(7, 150)
     files = [_write(tmp_path / name, part) for name, part in (("a.jsonl", texts[:90]), ("b.jsonl.gz", texts[90:]))]
     options = DedupOptions(input=files, output=tmp_path / "out", workers=2, **SHAPE)
     dedup(DedupOptions(input=files, output=tmp_path / "whole", workers=1, **SHAPE))
-    write, signed = module._Job._write_runs, list[int]()
+    write, signed = signing._Signing._write_run, list[int]()
 
-    def fails(job: module._Job, state: module._State, part: list[tuple[int, module.Signed]]) -> None:
-        write(job, state, part)
+    def fails(task: signing._Signing, part: list[tuple[int, signing.Signed]]) -> None:
+        write(task, part)
         signed.append(sum(len(chunk.kept) for _, chunk in part))
         if len(signed) in (1, 3, 4):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module._Job, "_write_runs", fails)
+    monkeypatch.setattr(signing._Signing, "_write_run", fails)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             dedup(options)
@@ -204,10 +224,17 @@ def test_recall_is_that_of_the_formula(tmp_path: Path) -> None:
         assert abs(hits - pairs * chance) <= 3 * (pairs * chance * (1 - chance)) ** 0.5 + 1, share
 
 
-def test_records_are_joined_over_runs() -> None:
+def test_records_are_joined_over_runs(tmp_path: Path) -> None:
     runs = [np.array([[5, 0], [9, 1]], np.uint64), np.array([[5, 0], [5, 2], [7, 1]], np.uint64)]
-    edges = _core.bucket_edges(runs, [0, 10])
-    assert edges.tolist() == [[0, 10], [0, 12]]
+    path = tmp_path / "runs"
+    path.write_bytes(b"".join(run.tobytes() for run in runs))
+    with path.open("rb") as file:
+        slices = [(file.fileno(), 0, 2, 0), (file.fileno(), 32, 3, 10)]
+        edges = _core.RunMerger(slices, 2, 16).edges(100, False)
+        chained = _core.RunMerger(slices, 2, 16).edges(100, True)
+        assert _core.RunMerger(slices, 2, 32).records(4).tolist() == [[5, 0], [5, 10], [5, 12], [7, 11]]
+        assert [_core.count_below(slices[1], 2, key) for key in (0, 5, 6, 7, 8)] == [0, 0, 2, 2, 3]
+    assert edges.tolist() == [[0, 10], [0, 12]] and chained.tolist() == [[0, 10], [0, 12], [10, 12]]
     parents = np.arange(13)
     _core.join_groups(parents, edges)
     assert parents[12] == parents[10] == 0 and parents[11] == 11
@@ -224,6 +251,59 @@ def test_what_datatrove_keeps(name: str, oracles: Path, tmp_path: Path) -> None:
     dedup(DedupOptions(input=folder / "corpus.jsonl", output=tmp_path / "out"))
     ours = {url for url, removed in zip(urls, _removed(tmp_path / "out"), strict=True) if not removed}
     assert len(ours ^ theirs) <= 0.03 * len(urls)
+
+
+def test_sha1_is_the_librarys() -> None:
+    for size in (0, 1, 55, 56, 63, 64, 65, 200):
+        data = bytes(number % 251 for number in range(size))
+        for count in (1, 4, 8):
+            assert _core.sha1(data, count) == int.from_bytes(hashlib.sha1(data).digest()[:count], "little")
+
+
+def _parquet(path: Path, texts: list[str]) -> Path:
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=5, compression="none", use_dictionary=False)
+    return path
+
+
+def _in_tasks(options: DedupOptions, parts: int, ranges: int) -> None:
+    """All stages, each in so many tasks, the last task first."""
+    counts = {"match": ranges, "group": 1}
+    for stage in options.stages:
+        count = counts.get(stage, parts)
+        for number in range(count, 0, -1):
+            run_stage(dataclasses.replace(options, shard=PartNumber(number, count)), stage)
+
+
+RESULTS = (FACTS, BITS, CHUNKS, "clusters.jsonl")
+
+
+@pytest.mark.parametrize("more", [{}, {"verify": 0.5}, {"bands": 0}], ids=str)
+def test_any_number_of_tasks_gives_the_same_bytes(
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(signing, "RUN_DOCUMENTS", 25)
+    monkeypatch.setattr(runs, "MOST_RUNS", 3)
+    monkeypatch.setattr(runs, "SORTED_RECORDS", 40)
+    texts = _texts(11, 160)
+    old = _write(tmp_path / "old.jsonl", texts[:30])
+    files: list[str | Path] = [
+        _write(tmp_path / "a.jsonl", texts[30:110], bad=True),
+        _write(tmp_path / "b.jsonl.gz", texts[110:130]),
+        _parquet(tmp_path / "c.parquet", texts[130:]),
+        tmp_path / "d.jsonl",
+    ]
+    (tmp_path / "d.jsonl").touch()
+    whole = DedupOptions(input=files, against=[old], output=tmp_path / "out", workers=2, **SHAPE | more)
+    result = dedup(whole)
+    assert result.removed > 20
+    for parts, ranges in ((2, 5), (7, 16)):
+        folder = tmp_path / f"out-{parts}"
+        _in_tasks(dataclasses.replace(whole, output=folder, workers=1), parts, ranges)
+        for name in RESULTS:
+            assert (folder / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), (parts, name)
+        assert sorted(path.name for path in folder.iterdir()) == sorted((".work", *RESULTS))
+        assert not list((folder / ".work").iterdir())
 
 
 def _preprocessed(folder: Path, inputs: list[Path], **more: object) -> mdata.PreprocessOptions:
@@ -253,6 +333,55 @@ def test_preprocess_leaves_out_the_rows(holdout: str, tmp_path: Path) -> None:
         assert pair(tmp_path / "skipping", stem) == pair(tmp_path / "kept", stem)
     filtered = {manifest.provenance.filtered for manifest in made.manifests.values() if manifest.provenance}
     assert filtered == {sum(int(rows.sum()) for rows in removed)}
+
+
+@pytest.fixture
+def divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Files that parts of a job divide, with their repeats found."""
+    monkeypatch.setattr(plan, "BLOCK_BYTES", 700)
+    texts = [text for text in _texts(4, 120) if text]
+    files = [_write(tmp_path / "a.jsonl", texts[:70], bad=True), _parquet(tmp_path / "b.parquet", texts[70:])]
+    dedup(DedupOptions(input=files, output=tmp_path / "out", **SHAPE))
+    return files
+
+
+def test_parts_of_preprocess_leave_out_the_rows_of_their_sections(divided: list[Path], tmp_path: Path) -> None:
+    more = {"on_error": "skip", "skip_rows": tmp_path / "out", "chunk_bytes": 700}
+    (tmp_path / "one").mkdir()
+    mdata.preprocess(_preprocessed(tmp_path / "one", divided, **more))
+    (tmp_path / "parts").mkdir()
+    for number in range(1, 5):
+        mdata.preprocess(_preprocessed(tmp_path / "parts", divided, shard=f"{number}/4", **more))
+    (merged,) = merge(str(tmp_path / "parts/made"), copy=True)
+    assert pair(tmp_path / "one", "made_text_document") == pair(tmp_path / "parts", "made_text_document")
+    provenance = merged.manifest.provenance
+    assert provenance is not None and provenance.filtered == sum(_removed(tmp_path / "out")) > 10
+
+
+@pytest.mark.parametrize(("name", "shard"), [("a.jsonl", "1/7"), ("b.parquet", "7/7")])
+def test_a_changed_section_is_refused(name: str, shard: str, divided: list[Path], tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "a.jsonl":
+        path.write_text(path.read_text().replace("w1", "w2"))  # the same size
+    else:
+        size, texts = path.stat().st_size, pq.read_table(path)["text"].to_pylist()
+        _parquet(path, [text.replace("w1", "w2") for text in texts])
+        assert path.stat().st_size == size
+    more = {"on_error": "skip", "skip_rows": tmp_path / "out", "chunk_bytes": 700, "shard": shard}
+    with pytest.raises(UsageError, match=rf"{name} is not the file that mdata dedup read"):
+        mdata.preprocess(_preprocessed(tmp_path, divided, **more))
+
+
+def test_sections_without_chunks_or_of_damaged_ones_are_refused(divided: list[Path], tmp_path: Path) -> None:
+    chunks = tmp_path / "out" / CHUNKS
+    more = {"on_error": "skip", "skip_rows": tmp_path / "out", "chunk_bytes": 700, "shard": "1/7"}
+    chunks.write_bytes(chunks.read_bytes()[:-1])
+    chunks.write_bytes(bytes(8) + chunks.read_bytes()[8:])
+    with pytest.raises(DamageError, match=r"chunks\.bin is damaged"):
+        mdata.preprocess(_preprocessed(tmp_path, divided, **more))
+    chunks.unlink()
+    with pytest.raises(UsageError, match=r"has no chunks\.bin"):
+        mdata.preprocess(_preprocessed(tmp_path, divided, **more))
 
 
 def test_files_that_dedup_did_not_read_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""The last stage of `dedup`, in one process: pairs become groups, of which the first document stays.
+
+Groups are joined by union-find with 8 bytes for each document; all else is streamed. Writes dedup.json, removed.bits
+and chunks.bin (mdata/dedup/row_set.py), and clusters.jsonl, whose lines are groups.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from mdata import _core
+from mdata.dedup import plan
+from mdata.dedup.matching import edge_files
+from mdata.dedup.plan import CLUSTERS, DedupJob
+from mdata.dedup.row_set import BITS, CHUNK, FACTS, ReadFile, path_of, write_row_set
+from mdata.dedup.runs import SortedWriter, check_size, merged
+from mdata.dedup.signing import PartFile, SignedPart, signed_parts
+from mdata.errors import ResourceError, UsageError
+from mdata.progress import Progress
+from mdata.sources.input_files import SourceFile
+from mdata.sources.parquet import footer_of
+from mdata.util import atomic_io
+from mdata.version import __version__
+
+_PAIRS_AT_ONCE = 1 << 20
+_LINES_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 22
+
+
+def group(job: DedupJob, progress: Progress) -> None:
+    """Join all pairs, and write the result."""
+    parts = signed_parts(job)
+    total = sum(part.rows for part in parts)
+    files, as_read = _files(job, parts)
+    first = sum(file.rows for file in files[: job.num_known])  # the first row of the input
+    _check_texts(job, parts, total, progress)
+    for name in (FACTS, BITS):
+        (job.folder / name).unlink(missing_ok=True)
+    parents, exact = _joined(job, parts, total, first, progress)
+    scratch = job.work / "group"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    clusters = _write_clusters(job.folder / CLUSTERS, files, parents, scratch)
+    removed = _removed(parents, first)
+    counts = {"rows": total - first, "removed": int(removed.sum()), "exact": exact, "clusters": clusters}
+    facts = {"made_by": f"mdata {__version__}", "made_of": job.identity, "job": job.name, "counts": counts}
+    chunks = _chunks(as_read[job.num_known :])
+    known = files[job.num_known :]
+    write_row_set(job.folder, known, removed, chunks=chunks, chunk_bytes=plan.BLOCK_BYTES, facts=facts)
+
+
+def _chunks(files: Sequence[PartFile]) -> npt.NDArray[Any]:
+    chunks = np.empty(sum(len(file.chunk_rows) for file in files), CHUNK)
+    chunks["rows"] = np.concatenate([np.empty(0, np.int64), *(file.chunk_rows for file in files)])
+    digests = b"".join(bytes.fromhex(file.digests) for file in files)
+    chunks["digest"] = np.frombuffer(digests, "V32")
+    return chunks
+
+
+def _files(job: DedupJob, parts: Sequence[SignedPart]) -> tuple[list[ReadFile], list[PartFile]]:
+    """All files of the job as they were read, whatever parts they were read in, and their chunks."""
+    joined = [PartFile(number, None) for number in range(len(job.files))]
+    for part in parts:
+        for file in part.files():
+            joined[file.number].chunk_rows += file.chunk_rows
+            joined[file.number].digests += file.digests
+    hashes = [blake3(bytes.fromhex(file.digests)).hexdigest() for file in joined]
+    files = [
+        ReadFile(
+            path_of(source), source.size_bytes, file.rows, hash, chunks=len(file.chunk_rows), footer=_footer_of(source)
+        )
+        for source, file, hash in zip(job.files, joined, hashes, strict=True)
+    ]
+    return files, joined
+
+
+def _footer_of(source: SourceFile) -> str:
+    return footer_of(source)[0] if source.format == "parquet" else ""
+
+
+def _check_texts(job: DedupJob, parts: Sequence[SignedPart], total: int, progress: Progress) -> None:
+    """Report rows without a text; refuse an input that has no text at all."""
+    if not (missing := total - sum(part.texts for part in parts)):
+        return
+    key = job.options.json_key
+    if missing == total:
+        shutil.rmtree(job.work)
+        raise UsageError(
+            f"no row has a text under {key!r}", found=f"{total:,} rows", fix="name its key with --json-key"
+        )
+    progress.note(f"{missing:,} of {total:,} rows have no text under {key!r}; they are left to preprocess")
+
+
+def _joined(
+    job: DedupJob, parts: list[SignedPart], total: int, first: int, progress: Progress
+) -> tuple[npt.NDArray[np.int64], int]:
+    """The first document of the group of each, and how many of the input have an earlier equal text."""
+    try:
+        parents = np.arange(total, dtype=np.int64)
+    except MemoryError as error:
+        raise ResourceError("not enough memory to group the documents", expected=f"{8 * total:,} bytes") from error
+    exact = 0
+    paths = list(edge_files(job, parts))
+    progress.begin("grouping", sum(count for _, count, _ in paths), unit="pairs")
+    for path, count, are_equal in paths:
+        check_size(path, 16 * count)
+        for start in range(0, count, _PAIRS_AT_ONCE):
+            number = min(_PAIRS_AT_ONCE, count - start)
+            edges = np.fromfile(path, "<u8", 2 * number, offset=16 * start).reshape(-1, 2)
+            _core.join_groups(parents, edges)
+            exact += int((edges[:, 1] >= first).sum()) if are_equal else 0
+            progress.advance(number)
+    _core.flatten_groups(parents)
+    progress.end()
+    return parents, exact
+
+
+def _removed(parents: npt.NDArray[np.int64], first: int) -> npt.NDArray[np.bool_]:
+    removed = np.empty(len(parents) - first, np.bool_)
+    for start in range(first, len(parents), _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, len(parents))
+        removed[start - first : stop - first] = parents[start:stop] != np.arange(start, stop)
+    return removed
+
+
+def _write_clusters(path: Path, files: Sequence[ReadFile], parents: npt.NDArray[np.int64], scratch: Path) -> int:
+    """A line for each group; how many there are."""
+    writer = SortedWriter(scratch / "members", 2)
+    for start in range(0, len(parents), _ROWS_AT_ONCE):
+        roots = parents[start : start + _ROWS_AT_ONCE]
+        members = np.flatnonzero(roots != np.arange(start, start + len(roots)))
+        if len(members):
+            writer.add(np.column_stack((roots[members], members + start)).astype(np.uint64))
+    run = writer.finish()
+    count = 0
+    with merged([run], 2, scratch=run.path) as merger, atomic_io.atomic_file(path) as fd:
+        places = _Places(files)
+        root = -1
+        while len(records := merger.records(_LINES_AT_ONCE).astype(np.int64)):
+            lines = list[str]()
+            kept = places.of(records[:, 0])
+            for (of, _), here, removed in zip(records.tolist(), kept, places.of(records[:, 1]), strict=True):
+                if of != root:
+                    lines.append(
+                        f'{"]}" + chr(10) if count else ""}{{"id": {of}, "kept": {here}, "removed": [{removed}'
+                    )
+                    root, count = of, count + 1
+                else:
+                    lines.append(f", {removed}")
+            atomic_io.write_all(fd, "".join(lines).encode())
+        if count:
+            atomic_io.write_all(fd, b"]}\n")
+    return count
+
+
+class _Places:
+    """Documents as [file, row], rows from 1, as JSON."""
+
+    def __init__(self, files: Sequence[ReadFile]) -> None:
+        self._ends = np.cumsum([file.rows for file in files])
+        self._starts = self._ends - np.array([file.rows for file in files], np.int64)
+        self._names = [json.dumps(file.path) for file in files]
+
+    def of(self, documents: npt.NDArray[np.int64]) -> Iterator[str]:
+        """Each document's place."""
+        numbers = np.searchsorted(self._ends, documents, side="right")
+        rows = documents - self._starts[numbers] + 1
+        names = self._names
+        return (f"[{names[number]}, {row}]" for number, row in zip(numbers.tolist(), rows.tolist(), strict=True))
+
+
+def result_counts(folder: Path) -> dict[str, Any]:
+    """The counts of a finished result."""
+    counts = json.loads((folder / FACTS).read_bytes())["counts"]
+    assert isinstance(counts, dict), "written by `group`"
+    return counts

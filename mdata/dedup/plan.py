@@ -1,0 +1,262 @@
+"""A job of `dedup`: its options, its files, and where each stage leaves what the next one reads.
+
+Everything before the result lies in `OUTPUT/.work/JOB`, where JOB is a hash of options and inputs: what another job
+left there is never taken for one's own. A task of a stage has a done-file, `sign-00003-of-00064.json`, written last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from mdata import _core
+from mdata.dedup.row_set import FACTS, path_of
+from mdata.errors import DamageError, UsageError
+from mdata.progress import SILENT, Progress
+from mdata.sources.folder_files import PathFilter
+from mdata.sources.input_files import STDIN, SourceFile, find_inputs
+from mdata.sources.record_batch import ReadSpec
+from mdata.sources.sections import PartNumber, files_of_part
+
+WORK, LOCK, CLUSTERS = ".work", ".lock", "clusters.jsonl"
+BLOCK_BYTES = 1 << 22  # of a chunk, as in preprocess
+_PRIME = (1 << 61) - 1
+_SEED = 1  # of the permutations, as datatrove's
+
+Keys = npt.NDArray[np.uint64]
+Stage = Literal["sign", "match", "sets", "verify", "group"]
+Unit = Literal["words", "characters", "given"]
+Hash = Literal["xxhash64", "sha1-64", "sha1-32"]
+ALL = PartNumber(1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DedupOptions:
+    """Options of `dedup`.
+
+    Args:
+        input: files, folders or patterns of texts, as for `preprocess`.
+        output: a folder for the result.
+        against: texts that are kept whatever they repeat; documents of `input` that repeat them are removed.
+        include, exclude: patterns for files in folders.
+        json_key: the key or column that holds the text. input_format: "auto" decides by name and content.
+        text_documents: a document of plain text is a file, or a paragraph.
+        bands, rows: of a signature; documents with an equal band are near-duplicates. bands 0: only equal texts are.
+        ngram: units of an n-gram. unit: words or characters of the normal form, or the words that the text has
+            between single blanks.
+        hash: of an n-gram; those by SHA-1 are datatrove's.
+        verify: near-duplicates share at least this part of their distinct n-grams; 0: they are not compared.
+        workers: threads; the result is the same.
+        shard: which task of a stage, "3/64". parts: tasks of `sign`, and ranges: of `match`, for the stages after
+            them; 0: those that are there.
+    """
+
+    input: str | Path | Sequence[str | Path]
+    output: str | Path
+    against: Sequence[str | Path] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    json_key: str = "text"
+    input_format: Any = "auto"
+    text_documents: Any = "file"
+    bands: int = 14
+    rows: int = 8
+    ngram: int = 5
+    unit: Unit = "words"
+    hash: Hash = "xxhash64"
+    verify: float = 0
+    workers: int = 0
+    shard: PartNumber = ALL
+    parts: int = 0
+    ranges: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("bands", 0, 256), ("rows", 1, 256), ("ngram", 1, 64), ("verify", 0, 1)):
+            if not least <= getattr(self, name) <= most:
+                raise UsageError(f"{name} is {getattr(self, name)}", expected=f"{least} to {most}")
+        for name, allowed in (("unit", get_args(Unit)), ("hash", get_args(Hash))):
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"{name} is {getattr(self, name)!r}", expected=", ".join(allowed))
+        if self.workers < 0:
+            raise UsageError(f"workers is {self.workers}", expected="at least 1, or 0 for all cores")
+
+    @cached_property
+    def inputs(self) -> tuple[str | Path, ...]:
+        """`input` as a sequence."""
+        return (self.input,) if isinstance(self.input, str | Path) else tuple(self.input)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What decides the result, besides the files."""
+        near = ("rows", "ngram", "unit", "hash", "verify") if self.bands else ("unit",)
+        return {name: getattr(self, name) for name in ("json_key", "input_format", "text_documents", "bands", *near)}
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What is done, in this order."""
+        return (
+            ("sign", "match", "sets", "verify", "group") if self.bands and self.verify else ("sign", "match", "group")
+        )
+
+
+def permutations(count: int) -> tuple[Keys, Keys]:
+    """a and b of the permutations (a x + b) mod (2^61 - 1), as datatrove draws them."""
+    draws = np.random.RandomState(_SEED)
+    a = draws.randint(1, _PRIME, dtype=np.uint64, size=count)
+    return a, draws.randint(0, _PRIME, dtype=np.uint64, size=count)
+
+
+class DedupJob:
+    """Options with the files that they name.
+
+    Attributes:
+        files: those of `against`, `num_known` of them, then those of `input`.
+        identity: what decides the result. name: a hash of it.
+    """
+
+    def __init__(self, options: DedupOptions, progress: Progress = SILENT) -> None:
+        chosen = PathFilter(options.include, options.exclude)
+
+        def find(names: Sequence[str | Path]) -> Sequence[SourceFile]:
+            return find_inputs(names, format=options.input_format, filter=chosen, progress=progress).files
+
+        known = find(options.against) if options.against else ()
+        self.options, self.progress = options, progress
+        self.files, self.num_known = (*known, *find(options.inputs)), len(known)
+        if any(file.path == STDIN for file in self.files):
+            raise UsageError("mdata dedup cannot read standard input", fix="give files: preprocess reads them again")
+        self.spec = ReadSpec(json_keys=(options.json_key,), text_documents=options.text_documents, sentence_lists=False)
+        self.identity: dict[str, Any] = {
+            **options.content,
+            "num_known": len(known),
+            "inputs": [[path_of(file), file.size_bytes, file.modified_ns] for file in self.files],
+        }
+        self.name = blake3(json.dumps(self.identity, sort_keys=True).encode()).hexdigest(length=8)
+        self.folder = Path(options.output)
+        self.work = self.folder / WORK / self.name
+
+    @cached_property
+    def signer(self) -> _core.MinHashSigner:
+        """The signer of these options."""
+        options = self.options
+        a, b = permutations(max(1, options.bands) * options.rows)
+        return _core.MinHashSigner(a, b, rows=options.rows, ngram=options.ngram, unit=options.unit, hash=options.hash)
+
+    def files_of(self, part: PartNumber) -> list[tuple[int, SourceFile]]:
+        """The files and sections of a part, each with its number among `files`."""
+        number = {file.path: number for number, file in enumerate(self.files)}
+        text_is_whole = self.options.text_documents == "file"
+        chosen = files_of_part(
+            self.files, part, chunk_bytes=BLOCK_BYTES, text_is_whole=text_is_whole, rows_are_whole=True
+        )
+        return [(number[file.path], file) for file in chosen]
+
+    def is_finished(self) -> bool:
+        """Whether the result is there; refuses one of another job.
+
+        Raises:
+            UsageError: the folder holds another result.
+        """
+        path = self.folder / FACTS
+        if not path.exists():
+            return False
+        made_of, asked = json.loads(path.read_bytes()).get("made_of", {}), json.loads(json.dumps(self.identity))
+        if differing := [name for name, value in asked.items() if made_of.get(name) != value]:
+            raise UsageError(
+                f"{self.folder} holds the result of other input or options",
+                found="different " + ", ".join(differing),
+                fix="give another --output, or remove it",
+            )
+        return True
+
+    def done_path(self, stage: Stage, task: PartNumber) -> Path:
+        """The done-file of a task."""
+        return self.work / done_name(stage, task)
+
+    def data_path(self, stage: Stage, task: PartNumber, name: str) -> Path:
+        """A file of a task, which its done-file speaks of."""
+        return self.work / done_name(stage, task).removesuffix(".json") / name
+
+    def done(self, stage: Stage, count: int = 0) -> list[dict[str, Any]]:
+        """What the done-files of all tasks of a stage say, in order.
+
+        Args:
+            stage: which. count: its tasks; 0: of the only division that is there.
+
+        Raises:
+            UsageError: some are not there, or there are several divisions. DamageError: one cannot be read.
+        """
+        counts = {int(path.name[-10:-5]) for path in self.work.glob(f"{stage}-*-of-*.json")}
+        if not count and len(counts) != 1:
+            option = "--parts" if stage == "sign" else "--ranges"
+            raise UsageError(
+                f"{self.work} has no finished {stage} of this input and these options"
+                if not counts
+                else f"{self.work} has several divisions of {stage}",
+                found=self._others() if not counts else ", ".join(map(str, sorted(counts))),
+                fix=f"mdata dedup {stage} comes first" if not counts else f"choose one with {option}",
+            )
+        number = count or counts.pop()
+        tasks = [PartNumber(place, number) for place in range(1, number + 1)]
+        if missing := [task for task in tasks if not self.done_path(stage, task).exists()]:
+            raise UsageError(
+                f"{len(missing)} of {number} tasks of {stage} are not done",
+                found=self._others(),
+                expected=str(self.done_path(stage, missing[0])),
+                fix=f"mdata dedup {stage} --shard {missing[0].number}/{number}, with the same input and options",
+            )
+        return [read_facts(self.done_path(stage, task)) for task in tasks]
+
+    def _others(self) -> str | None:
+        """What other jobs left in the folder, for messages."""
+        others = sorted(path.parent for path in self.work.parent.glob("*/job.json") if path.parent != self.work)
+        differing = set[str]()
+        for path in others:
+            made_of = read_facts(path / "job.json")
+            differing |= {
+                name for name, value in json.loads(json.dumps(self.identity)).items() if made_of[name] != value
+            }
+        return f"files of a job with different {', '.join(sorted(differing))}" if differing else None
+
+
+def done_name(stage: str, task: PartNumber) -> str:
+    """The name of a done-file."""
+    return f"{stage}-{task.number:05}-of-{task.count:05}.json"
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The object that a done-file holds.
+
+    Raises:
+        DamageError: it holds none.
+    """
+    try:
+        facts = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamageError(
+            f"{path} is damaged", found=str(error), fix="remove it, and run the same command again"
+        ) from error
+    assert isinstance(facts, dict), "done-files are objects"
+    return facts
+
+
+def parse_ngram(text: str) -> tuple[Unit, int]:
+    """ "words:5", "characters:5" or "5" as a unit and a number.
+
+    Raises:
+        UsageError: another form.
+    """
+    match = re.fullmatch(r"(?:(words|characters|given):)?([0-9]{1,4})", text)
+    if match is None:
+        raise UsageError(f"ngram is {text!r}", expected="a number, words:5, characters:5, or given:5")
+    unit: Unit = match[1] or "words"  # type: ignore[assignment]
+    return unit, int(match[2])
