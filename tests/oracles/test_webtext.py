@@ -1,0 +1,78 @@
+"""The comparison with oracle/webtext: what is equal, that it can fail, and a folder of the form from the slow twins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.oracles.webtext import KINDS, compare, main
+from tests.reference import dedup as twin
+
+WORDS = [f"word{number}" for number in range(200)]
+
+
+def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
+    """(whether all are equal, the lines, the reasons)."""
+    lines: list[str] = []
+    reasons: list[str] = []
+    equal = compare(root, kinds, say=lines.append, tell=reasons.append)
+    return equal, lines, reasons
+
+
+def test_the_oracle_is_equal(oracles: Path) -> None:
+    equal, lines, reasons = run(oracles / "oracle/webtext")
+    assert equal and not reasons
+    assert lines[0] == "kept: 6 of 6 cases equal"
+
+
+def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == (False, ["0 of 0 cases equal"], []), "an empty folder"
+    (tmp_path / "corpus.jsonl").write_text('{"url": "a", "text": "b"}\n')
+    (tmp_path / "new.json").write_text("{}")
+    (tmp_path / "minhash_md5_14x8.json").write_text('{"kept": []}')
+    (tmp_path / "minhash_xxhash64_14x8.json").write_text("nothing")
+    (tmp_path / "megatron.json").write_text('{"newer": 1, "groups_union_1_0.7": []}')
+    equal, lines, reasons = run(tmp_path)
+    assert not equal
+    assert lines == [
+        "kept: 0 of 2 cases equal",
+        "waiting: groups (part 21), 1 cases",
+        "new: 0 of 1 cases equal",
+        "newer: 0 of 1 cases equal",
+        "0 of 4 cases equal",
+    ]
+    assert "cannot be read" in reasons[0] and "cannot be read" in reasons[1] and "unknown kind" in reasons[-1]
+    (tmp_path / "megatron.json").write_text("[")
+    assert "cannot be read" in run(tmp_path)[2][2]
+    assert main([str(tmp_path), "--kind", "nothing"]) == 1 and "nothing" not in KINDS
+    assert capsys.readouterr().out == "0 of 0 cases equal\n"
+    assert main([str(tmp_path / "none")]) == 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the oracle's form whose results the twins computed."""
+    root = tmp_path_factory.mktemp("twin")
+    texts = [" ".join(WORDS[first : first + 60]) for first in range(0, 140, 7)]
+    texts += [texts[3].upper(), texts[4].replace("word40", "other"), "too short", "too short", ""]
+    rows = [{"url": f"https://a.example/{number}", "text": text} for number, text in enumerate(texts)]
+    (root / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    groups = twin.first_of_groups(texts, bands=14, rows=8, ngram=5)
+    kept = [row["url"] for number, row in enumerate(rows) if groups[number] == number]
+    assert 0 < len(kept) < len(rows) - 1
+    (root / "minhash_xxhash64_14x8.json").write_text(json.dumps({"kept": kept}))
+    return root
+
+
+def test_the_twin_is_equal(folder: Path) -> None:
+    assert run(folder) == (True, ["kept: 1 of 1 cases equal", "1 of 1 cases equal"], [])
+
+
+def test_each_case_of_the_twin_can_fail(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_bytes((folder / "corpus.jsonl").read_bytes())
+    results = json.loads((folder / "minhash_xxhash64_14x8.json").read_text())
+    (tmp_path / "minhash_xxhash64_14x8.json").write_text(json.dumps({"kept": results["kept"][1:]}))
+    equal, lines, reasons = run(tmp_path)
+    assert not equal and lines[0] == "kept: 0 of 1 cases equal" and "row 0: True instead of False" in reasons[0]

@@ -1,0 +1,248 @@
+"""`python -m tests.oracles.webtext FOLDER`: compare a folder of the form of oracle/webtext with the product.
+
+FOLDER holds corpus.jsonl and its results, or folders that do. A line for each kind, then `N of M cases equal`; exit
+code 0 only if all are. A kind of a later part is listed as waiting and not counted. An unknown kind, a case that cannot
+be read and an empty folder are failures.
+
+Words are our own, so results that depend on datatrove's are compared by the share of equal rows: kept rows by
+LEAST_KEPT. Its signatures by SHA-1 are made here, from our words.
+
+Options: `--kind NAME` (may be repeated) compares only that kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata import MdataError, _core
+from mdata.dedup.dedup import DedupOptions, dedup, permutations
+from mdata.dedup.row_set import RowSet
+
+LEAST_KEPT = 0.97
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
+KINDS = ("kept", "groups", "filters", "ngrams", "urls", "cleanup")
+LATER: Mapping[str, int] = {"groups": 21, "filters": 21, "ngrams": 21, "urls": 21, "cleanup": 21}
+_PRIME = np.uint64((1 << 61) - 1)
+_MINHASH = re.compile(r"minhash_(sha1_32|sha1_64|xxhash64)_(\d+)x(\d+)(?:_n(\d+))?")
+
+
+class Case(NamedTuple):
+    """One comparison: gives what differs, "" if nothing does."""
+
+    kind: str
+    name: str
+    compare: Callable[[], str]
+    waiting: int = 0  # the part that will have it
+
+
+class Folder:
+    """A corpus with its results."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @functools.cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The documents. Lone surrogates, which are no text, become question marks."""
+        lines = (self.root / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+        rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        return [{**row, "text": row["text"].encode(errors="replace").decode()} for row in rows]
+
+    @property
+    def texts(self) -> list[str]:
+        return [row["text"] for row in self.rows]
+
+    @functools.cached_property
+    def megatron(self) -> dict[str, Any]:
+        """megatron.json."""
+        return self.json("megatron.json")
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.root / name).read_text(encoding="utf-8"))
+
+
+# ---- documents that dedup keeps
+
+
+def kept(folder: Folder, path: Path) -> Iterator[Case]:
+    yield Case("kept", f"{folder.root.name}/{path.stem}", functools.partial(_kept, folder, path))
+
+
+def _kept(folder: Folder, path: Path) -> str:
+    match = _MINHASH.fullmatch(path.stem)
+    if match is None:
+        raise ValueError(f"the name {path.stem} names no hash, bands and rows")
+    wanted = set(folder.json(path.name)["kept"])
+    options = {"bands": int(match[2]), "rows": int(match[3]), "ngram": int(match[4] or 5)}
+    if match[1] == "xxhash64":
+        found = _kept_by_dedup(folder, **options)
+    else:
+        found = _kept_by_sha1(folder.texts, bits=int(match[1][-2:]), **options)
+    return _share_of_equal(found.tolist(), [row["url"] in wanted for row in folder.rows], LEAST_KEPT)
+
+
+def _kept_by_dedup(folder: Folder, **options: int) -> npt.NDArray[np.bool_]:
+    with tempfile.TemporaryDirectory() as work:
+        texts = Path(work) / "texts.jsonl"
+        texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in folder.texts))
+        dedup(DedupOptions(input=texts, output=Path(work) / "repeats", workers=1, **options))
+        return ~RowSet.open(Path(work) / "repeats").removed[0]
+
+
+def _kept_by_sha1(texts: list[str], *, bits: int, bands: int, rows: int, ngram: int) -> npt.NDArray[np.bool_]:
+    """Documents without an earlier one with an equal band, or with equal words."""
+    a, b = permutations(bands * rows)
+    forms, ends, _, _ = _core.MinHashSigner(a, b, rows=rows, ngram=ngram).sign(texts)
+    parents, first = np.arange(len(texts)), dict[Any, int]()
+    begin, edges = 0, []
+    for number, end in enumerate(ends.tolist()):
+        words = forms[begin:end].split(b" ")
+        keys: list[Any] = [forms[begin:end] or texts[number]]
+        begin = end
+        grams = [b" ".join(words[at : at + ngram]) for at in range(len(words) - ngram + 1)]
+        if grams and words != [b""]:
+            digests = [hashlib.sha1(gram).digest()[: bits // 8] for gram in grams]
+            hashes = np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)
+            with np.errstate(over="ignore"):
+                values = (hashes[:, None] * a + b) % _PRIME
+            values = values & np.uint64((1 << 32) - 1) if bits == 32 else values
+            keys += [(band, *part.tolist()) for band, part in enumerate(np.split(values.min(axis=0), bands))]
+        edges += [(first.setdefault(key, number), number) for key in keys]
+    _core.join_groups(parents, np.array([edge for edge in edges if edge[0] != edge[1]], np.uint64).reshape(-1, 2))
+    return parents == np.arange(len(texts))
+
+
+def _share_of_equal(found: Sequence[Any], wanted: Sequence[Any], least: float) -> str:
+    """What differs, if more rows do than may."""
+    if len(found) != len(wanted):
+        return f"{len(found)} rows instead of {len(wanted)}"
+    unequal = [row for row, (mine, theirs) in enumerate(zip(found, wanted, strict=True)) if mine != theirs]
+    share = 1 - len(unequal) / max(1, len(wanted))
+    if wanted and share >= least:
+        return ""
+    row = unequal[0] if unequal else 0
+    return f"{share:.1%} of rows equal; row {row}: {found[row] if found else 'no rows'}" + (
+        f" instead of {wanted[row]}" if wanted else ""
+    )
+
+
+# ---- the list
+
+# What megatron.json holds, by kind; a name that begins with one of these.
+_OF_MEGATRON: Mapping[str, tuple[str, ...]] = {
+    "groups": ("pairs_", "groups_", "deduped", "lsh_seeds", "fingerprints"),
+    "ngrams": ("ngrams", "ngram_keys_below_threshold"),
+    "urls": ("urls_kept", "urls_refused"),
+    "cleanup": ("cleanup", "fix_"),
+}
+
+
+def cases_of(root: Path) -> Iterator[Case]:
+    """Every case of a folder; what cannot be read, and what nobody knows, is a case that fails."""
+    folders = [root] if (root / "corpus.jsonl").exists() else sorted(path for path in root.glob("*") if path.is_dir())
+    for path in folders:
+        folder = Folder(path)
+        for file in sorted(path.glob("*.json*")):
+            if file.name not in ("corpus.jsonl", "eval.jsonl"):
+                yield from _cases(folder, file)
+
+
+def _cases(folder: Folder, file: Path) -> Iterator[Case]:
+    name = f"{folder.root.name}/{file.stem}"
+    if file.name == "filters.jsonl":
+        yield Case("filters", name, _nothing, LATER["filters"])
+    elif file.stem.startswith("minhash_"):
+        yield from kept(folder, file)
+    elif file.name != "megatron.json":
+        yield Case(file.stem, name, functools.partial(_unknown, file.stem))
+    else:
+        try:
+            names = list(folder.megatron)
+        except MALFORMED as error:
+            yield Case("megatron", name, functools.partial(_unreadable, repr(error)))
+            return
+        for key in names:
+            kind = next((kind for kind, begins in _OF_MEGATRON.items() if key.startswith(begins)), None)
+            if kind is None:
+                yield Case(key, f"{folder.root.name}/{key}", functools.partial(_unknown, key))
+            else:
+                yield Case(kind, f"{folder.root.name}/{key}", _nothing, LATER[kind])
+
+
+def _nothing() -> str:
+    return ""
+
+
+def _unknown(kind: str) -> str:
+    return f"unknown kind: {kind}"
+
+
+def _unreadable(error: str) -> str:
+    return f"cannot be read: {error[:300]}"
+
+
+def compare(root: Path, kinds: Sequence[str], *, say: Callable[[str], None], tell: Callable[[str], None]) -> bool:
+    """Compare and print; whether all are equal.
+
+    Args:
+        kinds: only these; empty: all. say: prints a line of the result. tell: prints why a case differs.
+    """
+    cases = [case for case in cases_of(root) if not kinds or case.kind in kinds]
+    equal = total = 0
+    for kind in sorted({case.kind for case in cases}, key=lambda kind: ((*KINDS, kind).index(kind), kind)):
+        of_kind = [case for case in cases if case.kind == kind]
+        if later := [case for case in of_kind if case.waiting]:
+            say(f"waiting: {kind} (part {later[0].waiting}), {len(later)} cases")
+        compared = [case for case in of_kind if not case.waiting]
+        if not compared:
+            continue
+        reasons = [(case, _reason(case)) for case in compared]
+        right = sum(not reason for _, reason in reasons)
+        for case, reason in [pair for pair in reasons if pair[1]][:5]:
+            tell(f"  {kind}, {case.name}: {reason}")
+        say(f"{kind}: {right} of {len(compared)} cases equal")
+        equal, total = equal + right, total + len(compared)
+    say(f"{equal} of {total} cases equal")
+    return equal == total and bool(cases)
+
+
+def _reason(case: Case) -> str:
+    try:
+        return case.compare()
+    except MALFORMED as error:
+        return _unreadable(repr(error))
+    except (MdataError, AssertionError) as error:
+        return f"{type(error).__name__}: {str(error)[-600:]}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.oracles.webtext", description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kind", action="append", default=[], metavar="NAME", help=f"one of {', '.join(KINDS)}")
+    arguments = parser.parse_args(argv)
+    if unknown := sorted(set(arguments.kind) - set(KINDS)):
+        print(f"unknown kind {unknown[0]}; the kinds are {', '.join(KINDS)}", file=sys.stderr)
+    if not arguments.folder.is_dir():
+        print(f"there is no folder {arguments.folder}", file=sys.stderr)
+    if unknown or not arguments.folder.is_dir():
+        print("0 of 0 cases equal")
+        return 1
+    tell = functools.partial(print, file=sys.stderr, flush=True)
+    equal = compare(arguments.folder, arguments.kind, say=functools.partial(print, flush=True), tell=tell)
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
