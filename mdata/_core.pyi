@@ -730,3 +730,63 @@ def sha1(data: bytes, size: int) -> int:
 
 def xxh64(data: bytes) -> int:
     """XXH64 with seed 0."""
+
+def text_classes_unicode() -> str:
+    """The edition of Unicode that the rules on text go by."""
+
+def text_classes() -> NDArray[np.uint8]:
+    """uint8[0x110000]: the classes of each code point, see mdata_cpp/text_classes.hpp."""
+
+def word_spans(text: str) -> NDArray[np.int64]:
+    """[n, 2]: the [begin, end) of each word in the UTF-8 of a text. Raises UnicodeEncodeError for a lone surrogate."""
+
+def gopher_measures(
+    texts: list[str], stop_words: list[str], words: list[NDArray[np.int64]] | None = None
+) -> NDArray[np.float64]:
+    """[n, 8]: words, their mean length; hashes, ellipses for each word; shares of lines with a bullet, with an ellipsis
+    at the end; share of words with a letter; different stop words.
+
+    Args:
+        words: those of each text in place of our own, as [begin, end) in bytes.
+
+    Raises:
+        ValueError: not one array [m, 2] for each text. IndexError: a word is outside of its text.
+    """
+
+def repetition_measures(texts: list[str], words: list[NDArray[np.int64]] | None = None) -> NDArray[np.float64]:
+    """[n, 13]: shares of repeated paragraphs, their characters, lines, their characters; of the characters of the most
+    frequent 2- to 4-gram of words; of those of repeated 5- to 10-grams. `words`: as above.
+    """
+
+def fineweb_measures(
+    texts: list[str], short_line: int, words: list[NDArray[np.int64]] | None = None
+) -> NDArray[np.float64]:
+    """[n, 5]: lines; shares of those that end in a stop mark, and of short ones; share of characters in repeated lines;
+    newlines for each word. `words`: as above.
+    """
+
+def c4_lines(
+    texts: list[str],
+    citations: bool,
+    stop_mark: bool,
+    min_sentences: int,
+    min_line_words: int,
+    max_word_characters: int,
+    lorem_ipsum: bool,
+    javascript: bool,
+    curly_bracket: bool,
+    policy: bool,
+) -> tuple[NDArray[np.uint8], list[str]]:
+    """(0: kept, 1: lorem ipsum, 2: a bracket, 3: too few sentences; the lines that stay) of each text."""
+
+def third_longest_lines(texts: list[str]) -> NDArray[np.int64]:
+    """int64[n]: characters of the third longest line of each text; 0: it has fewer lines."""
+
+def word_counts(texts: list[str]) -> NDArray[np.int64]:
+    """int64[n]: words of each text that are not symbols alone."""
+
+def collapsed(texts: list[str]) -> list[str]:
+    """The texts with runs of blanks, and newlines after a letter or digit, as one blank."""
+
+def doubtful_lines(texts: list[str]) -> NDArray[np.int64]:
+    """[m, 4]: runs of lines that ftfy may change: the text, [begin, end) in characters, whether "<" comes before."""

@@ -198,5 +198,6 @@ PYBIND11_MODULE(_core, module) {
     mdata::bind_packing(module);
     mdata::bind_punkt(module);
     mdata::bind_sentencepiece(module);
+    mdata::bind_text_rules(module);
     mdata::bind_wordpiece(module);
 }

@@ -66,6 +66,7 @@ void bind_orders(pybind11::module_& module);
 void bind_packing(pybind11::module_& module);
 void bind_punkt(pybind11::module_& module);
 void bind_sentencepiece(pybind11::module_& module);
+void bind_text_rules(pybind11::module_& module);
 void bind_wordpiece(pybind11::module_& module);
 
 }  // namespace mdata

@@ -154,6 +154,15 @@ def texts() -> Calls:
     hashes = np.arange(50_000, dtype=np.uint64)
     yield "MinHashSigner.minima", lambda: signer.minima(hashes)
     yield "MinHashSigner.ngram_sets", lambda: signer.ngram_sets(some)
+    yield "word_spans", lambda: _core.word_spans(some[0])
+    yield "word_counts", lambda: _core.word_counts(some)
+    yield "gopher_measures", lambda: _core.gopher_measures(some, ["the"])
+    yield "repetition_measures", lambda: _core.repetition_measures(some)
+    yield "fineweb_measures", lambda: _core.fineweb_measures(some, 30)
+    yield "c4_lines", lambda: _core.c4_lines(some, True, True, 5, 3, 1000, True, True, True, True)
+    yield "third_longest_lines", lambda: _core.third_longest_lines(some)
+    yield "collapsed", lambda: _core.collapsed(some)
+    yield "doubtful_lines", lambda: _core.doubtful_lines(some)
 
 
 def files(folder: Path) -> Calls:

@@ -20,7 +20,7 @@ KEEPS = {
         "philox4x32", "punkt_character", "BlendTree.counts", "FilePool.most", "FilePool.num_open",
         "Mersenne.up_to", "Mersenne.integer", "Mersenne.real", "Mersenne.pick", "Mersenne.geometric",
         "KeyedStream.real", "KeyedStream.up_to", "MaskRule.bounds", "WordPiece.words", "WordPiece.classes",
-        "BlockShuffle.place", "xxh64", "sha1", "count_below",
+        "BlockShuffle.place", "xxh64", "sha1", "count_below", "text_classes_unicode", "text_classes",
     ),
     "made once": tuple(
         f"{name}.__init__" for name in (

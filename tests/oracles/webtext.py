@@ -5,7 +5,7 @@ code 0 only if all are. A kind of a later part is listed as waiting and not coun
 be read and an empty folder are failures.
 
 Words are our own, so results that depend on datatrove's are compared by the share of equal rows: kept rows by
-LEAST_KEPT. Its signatures by SHA-1 are made here, from our words.
+LEAST_KEPT, verdicts of filters by LEAST_VERDICTS. Signatures by SHA-1 are made here, from our words.
 
 Options: `--kind NAME` (may be repeated) compares only that kind.
 """
@@ -27,13 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata import MdataError, _core
+from mdata.cleaning import rules
 from mdata.dedup.dedup import DedupOptions, dedup, permutations
 from mdata.dedup.row_set import RowSet
 
-LEAST_KEPT = 0.97
+LEAST_KEPT, LEAST_VERDICTS = 0.97, 0.98
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
 KINDS = ("kept", "groups", "filters", "ngrams", "urls", "cleanup")
-LATER: Mapping[str, int] = {"groups": 21, "filters": 21, "ngrams": 21, "urls": 21, "cleanup": 21}
+LATER: Mapping[str, int] = {"groups": 21, "ngrams": 21, "urls": 21, "cleanup": 21}
 _PRIME = np.uint64((1 << 61) - 1)
 _MINHASH = re.compile(r"minhash_(sha1_32|sha1_64|xxhash64)_(\d+)x(\d+)(?:_n(\d+))?")
 
@@ -138,6 +139,80 @@ def _share_of_equal(found: Sequence[Any], wanted: Sequence[Any], least: float) -
     )
 
 
+# ---- filters
+
+# Our thresholds by datatrove's names; what else it calls a reason is the name of the threshold of an n-gram.
+_REASONS: Mapping[str, str] = {
+    "": "",
+    "gopher-min-words": "gopher_short_doc",
+    "gopher-max-words": "gopher_long_doc",
+    "gopher-min-mean-length": "gopher_below_avg_threshold",
+    "gopher-max-mean-length": "gopher_above_avg_threshold",
+    "gopher-max-hashes": "gopher_too_many_hashes",
+    "gopher-max-ellipses": "gopher_too_many_ellipsis",
+    "gopher-max-bullet-lines": "gopher_too_many_bullets",
+    "gopher-max-ellipsis-lines": "gopher_too_many_end_ellipsis",
+    "gopher-min-alpha": "gopher_below_alpha_threshold",
+    "gopher-min-stop-words": "gopher_enough_stop_words",
+    "gopher-repetition-empty": "empty",
+    "gopher-repetition-max-paragraphs": "dup_para_frac",
+    "gopher-repetition-max-paragraph-characters": "dup_para_char_frac",
+    "gopher-repetition-max-lines": "dup_line_frac",
+    "gopher-repetition-max-line-characters": "dup_line_char_frac",
+    **{f"gopher-repetition-max-top-{n}": f"top_{n}_gram" for n in (2, 3, 4)},
+    **{f"gopher-repetition-max-all-{n}": f"duplicated_{n}_n_grams" for n in range(5, 11)},
+    "fineweb-empty": "empty",
+    "fineweb-min-stopped-lines": "line_punct_ratio",
+    "fineweb-max-short-lines": "short_line_ratio",
+    "fineweb-max-repeated": "char_dup_ratio",
+    "fineweb-max-newlines": "list_ratio",
+    "paragraphs-min-characters": "< 3 paragraphs",
+    "c4-lorem-ipsum": "lorem_ipsum",
+    "c4-curly-bracket": "curly_bracket",
+    "c4-min-sentences": "too_few_sentences",
+}
+_FILTERS: Mapping[str, Callable[[list[str]], list[str]]] = {
+    "gopher_quality": lambda texts: rules.gopher_reasons(texts, rules.GopherRules()),
+    "gopher_repetition": lambda texts: rules.repetition_reasons(texts, rules.RepetitionRules()),
+    "fineweb": lambda texts: rules.fineweb_reasons(texts, rules.FineWebRules()),
+    "c4_paragraph": lambda texts: rules.paragraph_reasons(texts, rules.ParagraphRules()),
+}
+_C4: Mapping[str, rules.C4Rules] = {
+    "c4_quality": rules.C4Rules(),
+    "c4_quality_no_sentences": rules.C4Rules(min_sentences=-1),
+}
+
+
+def filters(folder: Folder, path: Path) -> Iterator[Case]:
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    names = dict.fromkeys(name for row in rows for name in row if name not in ("row", "kind"))
+    for name in names:
+        base = name.removesuffix("_sha256").removesuffix("_text")
+        if name not in _FILTERS and base not in _C4:
+            yield Case("filters", f"{folder.root.name}/{name}", functools.partial(_unknown, name))
+        elif name == base:
+            yield Case("filters", f"{folder.root.name}/{name}", functools.partial(_verdicts, folder, name, rows))
+
+
+def _verdicts(folder: Folder, name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Verdicts with their reasons; of C4 also the texts, where both keep one."""
+    if name in _FILTERS:
+        texts, reasons = folder.texts, _FILTERS[name](folder.texts)
+    else:
+        texts, reasons = rules.c4_texts(folder.texts, _C4[name])
+    found: list[Any] = [_REASONS[reason] for reason in reasons]
+    wanted: list[Any] = ["" if row[name] is True else row[name] for row in rows]
+    if len(found) == len(wanted):
+        for row, told in enumerate(rows):
+            if not found[row] and not wanted[row]:
+                digest = hashlib.sha256(texts[row].encode()).hexdigest()[:16]
+                if f"{name}_text" in told:
+                    found[row], wanted[row] = texts[row], told[f"{name}_text"]
+                elif f"{name}_sha256" in told:
+                    found[row], wanted[row] = digest, told[f"{name}_sha256"]
+    return _share_of_equal(found, wanted, LEAST_VERDICTS)
+
+
 # ---- the list
 
 # What megatron.json holds, by kind; a name that begins with one of these.
@@ -162,7 +237,10 @@ def cases_of(root: Path) -> Iterator[Case]:
 def _cases(folder: Folder, file: Path) -> Iterator[Case]:
     name = f"{folder.root.name}/{file.stem}"
     if file.name == "filters.jsonl":
-        yield Case("filters", name, _nothing, LATER["filters"])
+        try:
+            yield from list(filters(folder, file))
+        except MALFORMED as error:
+            yield Case("filters", name, functools.partial(_unreadable, repr(error)))
     elif file.stem.startswith("minhash_"):
         yield from kept(folder, file)
     elif file.name != "megatron.json":

@@ -1,0 +1,204 @@
+// Python bindings of text_rules.hpp; documented in mdata/_core.pyi.
+#include "bindings.hpp"
+
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "text_rules.hpp"
+
+namespace {
+
+namespace py = pybind11;
+namespace tx = mdata::text;
+
+// Words of texts: our own, or those that Python gives as [begin, end) of bytes, one array [n, 2] for each text.
+using Given = std::optional<std::vector<mdata::Array<std::int64_t>>>;
+
+void read_words(std::string_view text, const Given& given, std::size_t number, std::vector<tx::Word>& words) {
+    if (!given) return tx::split_words(text, words);
+    words.clear();
+    const auto& spans = (*given)[number];
+    for (py::ssize_t word = 0; word < spans.size() / 2; ++word)
+        words.push_back(tx::given_word(text, static_cast<std::uint32_t>(spans.data()[2 * word]),
+                                       static_cast<std::uint32_t>(spans.data()[2 * word + 1])));
+}
+
+void check_given(const std::vector<std::string_view>& texts, const Given& given) {
+    if (!given) return;
+    if (given->size() != texts.size()) throw std::invalid_argument("an array of words for each text");
+    for (std::size_t number = 0; number < texts.size(); ++number) {
+        tx::check_size(texts[number]);
+        const auto& spans = (*given)[number];
+        if (spans.ndim() != 2 || spans.shape(1) != 2) throw std::invalid_argument("words as [begin, end)");
+        const auto size = static_cast<std::int64_t>(texts[number].size());
+        for (py::ssize_t word = 0; word < spans.shape(0); ++word) {
+            const std::int64_t begin = spans.at(word, 0), end = spans.at(word, 1);
+            if (begin < 0 || begin >= end || end > size) throw std::out_of_range("a word outside of its text");
+        }
+    }
+}
+
+py::array reshaped(std::vector<double>&& values, std::size_t columns) {
+    const auto rows = static_cast<py::ssize_t>(values.size() / columns);
+    return mdata::as_array(std::move(values)).reshape({rows, static_cast<py::ssize_t>(columns)});
+}
+
+py::array gopher(const py::list& texts, const std::vector<std::string>& stop_words, const Given& given) {
+    const auto views = mdata::utf8_of(texts);
+    check_given(views, given);
+    std::vector<double> measures(views.size() * tx::kGopher);
+    {
+        const py::gil_scoped_release unlocked;
+        std::vector<tx::Word> words;
+        for (std::size_t number = 0; number < views.size(); ++number) {
+            read_words(views[number], given, number, words);
+            tx::gopher(views[number], words, stop_words, &measures[number * tx::kGopher]);
+        }
+    }
+    return reshaped(std::move(measures), tx::kGopher);
+}
+
+py::array repetition(const py::list& texts, const Given& given) {
+    const auto views = mdata::utf8_of(texts);
+    check_given(views, given);
+    std::vector<double> measures(views.size() * tx::Repetition::kMeasures);
+    {
+        const py::gil_scoped_release unlocked;
+        std::vector<tx::Word> words;
+        tx::Repetition measurer;
+        for (std::size_t number = 0; number < views.size(); ++number) {
+            read_words(views[number], given, number, words);
+            measurer.measure(views[number], words, &measures[number * tx::Repetition::kMeasures]);
+        }
+    }
+    return reshaped(std::move(measures), tx::Repetition::kMeasures);
+}
+
+py::array fineweb(const py::list& texts, std::size_t short_line, const Given& given) {
+    const auto views = mdata::utf8_of(texts);
+    check_given(views, given);
+    std::vector<double> measures(views.size() * tx::kFineWeb);
+    {
+        const py::gil_scoped_release unlocked;
+        std::vector<tx::Word> words;
+        tx::Repetition measurer;
+        for (std::size_t number = 0; number < views.size(); ++number) {
+            read_words(views[number], given, number, words);
+            tx::fineweb(views[number], words.size(), short_line, measurer, &measures[number * tx::kFineWeb]);
+        }
+    }
+    return reshaped(std::move(measures), tx::kFineWeb);
+}
+
+// (the verdict of each text, the text without the lines that fall)
+py::tuple c4(const py::list& texts, const tx::C4& rules) {
+    const auto views = mdata::utf8_of(texts);
+    std::vector<std::uint8_t> verdicts(views.size());
+    std::vector<std::string> kept(views.size());
+    {
+        const py::gil_scoped_release unlocked;
+        for (std::size_t number = 0; number < views.size(); ++number)
+            verdicts[number] = static_cast<std::uint8_t>(tx::c4(views[number], rules, kept[number]));
+    }
+    return py::make_tuple(mdata::as_array(std::move(verdicts)), kept);
+}
+
+template <typename Measure>
+mdata::Int64s numbers_of(const py::list& texts, Measure measure) {
+    const auto views = mdata::utf8_of(texts);
+    std::vector<std::int64_t> numbers;
+    numbers.reserve(views.size());
+    {
+        const py::gil_scoped_release unlocked;
+        for (const std::string_view text : views) numbers.push_back(static_cast<std::int64_t>(measure(text)));
+    }
+    return mdata::as_array(std::move(numbers));
+}
+
+std::vector<std::string> collapsed(const py::list& texts) {
+    const auto views = mdata::utf8_of(texts);
+    std::vector<std::string> results;
+    const py::gil_scoped_release unlocked;
+    for (const std::string_view text : views) results.push_back(tx::collapsed(text));
+    return results;
+}
+
+// [m, 4]: the number of the text, [begin, end) in characters, whether a line before has "<"
+py::array doubtful_lines(const py::list& texts) {
+    const auto views = mdata::utf8_of(texts);
+    std::vector<std::int64_t> rows;
+    {
+        const py::gil_scoped_release unlocked;
+        std::vector<tx::Doubtful> runs;
+        for (std::size_t number = 0; number < views.size(); ++number) {
+            tx::doubtful_lines(views[number], runs);
+            for (const auto& run : runs)
+                rows.insert(rows.end(), {static_cast<std::int64_t>(number), static_cast<std::int64_t>(run.begin),
+                                         static_cast<std::int64_t>(run.end), run.after_tag});
+        }
+    }
+    const auto count = static_cast<py::ssize_t>(rows.size() / 4);
+    return mdata::as_array(std::move(rows)).reshape({count, py::ssize_t{4}});
+}
+
+// [n, 2], the [begin, end) of each word in bytes
+py::array word_spans(const py::str& text) {
+    py::list one;
+    one.append(text);
+    const std::string_view view = mdata::utf8_of(one)[0];
+    std::vector<std::int64_t> spans;
+    {
+        const py::gil_scoped_release unlocked;
+        std::vector<tx::Word> words;
+        tx::split_words(view, words);
+        for (const auto& word : words) spans.insert(spans.end(), {word.begin, word.end});
+    }
+    const auto count = static_cast<py::ssize_t>(spans.size() / 2);
+    return mdata::as_array(std::move(spans)).reshape({count, py::ssize_t{2}});
+}
+
+}  // namespace
+
+namespace mdata {
+
+void bind_text_rules(py::module_& module) {
+    module.def("text_classes_unicode", [] { return std::string(tx::kUnicode); });
+    module.def("text_classes", [] { return as_array(std::vector<std::uint8_t>(tx::class_table())); });
+    module.def("word_spans", &word_spans, py::arg("text"));
+    module.def("gopher_measures", &gopher, py::arg("texts"), py::arg("stop_words"), py::arg("words") = py::none());
+    module.def("repetition_measures", &repetition, py::arg("texts"), py::arg("words") = py::none());
+    module.def("fineweb_measures", &fineweb, py::arg("texts"), py::arg("short_line"), py::arg("words") = py::none());
+    module.def(
+        "c4_lines",
+        [](const py::list& texts, bool citations, bool stop_mark, std::int64_t min_sentences,
+           std::int64_t min_line_words, std::int64_t max_word_characters, bool lorem_ipsum, bool javascript,
+           bool curly_bracket, bool policy) {
+            return c4(texts, {citations, stop_mark, min_sentences, min_line_words, max_word_characters, lorem_ipsum,
+                              javascript, curly_bracket, policy});
+        },
+        py::arg("texts"), py::arg("citations"), py::arg("stop_mark"), py::arg("min_sentences"),
+        py::arg("min_line_words"), py::arg("max_word_characters"), py::arg("lorem_ipsum"), py::arg("javascript"),
+        py::arg("curly_bracket"), py::arg("policy"));
+    module.def(
+        "third_longest_lines", [](const py::list& texts) { return numbers_of(texts, tx::third_longest_line); },
+        py::arg("texts"));
+    module.def(
+        "word_counts",
+        [](const py::list& texts) {
+            std::vector<tx::Word> words;
+            return numbers_of(texts, [&](std::string_view text) {
+                tx::split_words(text, words);
+                return static_cast<std::size_t>(
+                    std::count_if(words.begin(), words.end(), [](const tx::Word& word) { return !word.symbol; }));
+            });
+        },
+        py::arg("texts"));
+    module.def("collapsed", &collapsed, py::arg("texts"));
+    module.def("doubtful_lines", &doubtful_lines, py::arg("texts"));
+}
+
+}  // namespace mdata
