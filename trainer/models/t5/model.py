@@ -211,7 +211,8 @@ class T5(GPT):
         context: Context = getattr(rows, stack)
         sequences, scores = context.sequences, scores_of(self.shape, stack)
         mask_BHST = self.kernels.bias_mask(biases[0], scores, sequences.lengths_B, dtype)
-        return rows._replace(**{stack: context._replace(sequences=replace(sequences, mask_BHST=mask_BHST))})
+        masked = context._replace(sequences=replace(sequences, mask_BHST=mask_BHST))
+        return rows._replace(encoder=masked) if stack == "encoder" else rows._replace(decoder=masked)
 
     def _enter_both(self, batch: Microbatch, rows: _Rows) -> Tensors:
         """What the first block gets: both embeddings, and the tables of both stacks."""
