@@ -54,7 +54,7 @@ def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "megatron.json").write_text("[")
     (tmp_path / "filters.jsonl").write_text("[")
     reasons = run(tmp_path)[2]
-    assert "cannot be read" in reasons[2] and "cannot be read" in reasons[4]
+    assert "cannot be read" in reasons[2] and "cannot be read" in reasons[3]
     assert main([str(tmp_path), "--kind", "nothing"]) == 1 and "nothing" not in KINDS
     assert capsys.readouterr().out == "0 of 0 cases equal\n"
     assert main([str(tmp_path / "none")]) == 1
