@@ -23,7 +23,7 @@ from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from mdata.preprocessing.encode import EncodeSpec, encode_chunk
 from mdata.preprocessing.shared_buffers import PickledResult, SentDescriptor, read_text, write_arrays
@@ -44,6 +44,16 @@ class WorkerSetup:
 
     recipe: TokenizerConfig
     spec: EncodeSpec
+
+
+class ChunkWork(Protocol):
+    """Other work on chunks, which is pickled for the workers. Its results may hold arrays."""
+
+    def prepare(self) -> None:
+        """Load what it needs, once, before the workers are forked."""
+
+    def __call__(self, chunk: Chunk) -> Any:
+        """The result of a chunk."""
 
 
 class ForkServer:
@@ -69,7 +79,7 @@ class ForkServer:
         """Build this tokenizer in advance: `start_workers` will probably use it."""
         self._sender.submit(self._send, recipe)
 
-    def start_workers(self, setup: WorkerSetup) -> None:
+    def start_workers(self, setup: WorkerSetup | ChunkWork) -> None:
         """Fork the workers; if one cannot start, its pipe ends."""
         self._sender.submit(self._send, setup)
 
@@ -103,13 +113,13 @@ def _run_server(connection: Connection, pipes: list[Connection], buffers: list[l
     """The main function of the fork server; returns when the pipe ends."""
     children: dict[int, int] = {}
     try:
-        tokenizer, spec = _prepared(connection)
+        work = _prepared(connection)
         # The garbage collector ignores objects that exist now, so their pages stay shared.
         gc.collect()
         gc.freeze()
         for number, (pipe, own) in enumerate(zip(pipes, buffers, strict=True)):
             others = [other for other in (*pipes, connection) if other is not pipe]
-            children[number] = _fork(partial(_run_worker, pipe, own, tokenizer, spec), without=others)
+            children[number] = _fork(partial(_run_worker, pipe, own, work), without=others)
         for pipe in pipes:
             pipe.close()
         while True:
@@ -126,8 +136,8 @@ def _run_server(connection: Connection, pipes: list[Connection], buffers: list[l
             os.waitpid(child, 0)
 
 
-def _prepared(connection: Connection) -> tuple[Tokenizer, EncodeSpec]:
-    """The tokenizer and the spec. A config to preload may come first; it is built while the sender verifies it."""
+def _prepared(connection: Connection) -> Callable[[Chunk], Any]:
+    """The work on a chunk. A config to preload may come first; it is built while the sender verifies it."""
     preloaded, tokenizer = None, None
     message = _receive(connection)
     if isinstance(message, TokenizerConfig):
@@ -135,9 +145,13 @@ def _prepared(connection: Connection) -> tuple[Tokenizer, EncodeSpec]:
         with suppress(Exception):  # the sender gets the same error, and chooses another engine
             tokenizer = _built(preloaded)
         message = _receive(connection)
+    if not isinstance(message, WorkerSetup):
+        work: ChunkWork = message
+        work.prepare()
+        return work
     if tokenizer is None or message.recipe != preloaded:
         tokenizer = _built(message.recipe)
-    return tokenizer, message.spec
+    return partial(encode_chunk, tokenizer=tokenizer, spec=message.spec)
 
 
 def _built(recipe: TokenizerConfig) -> Tokenizer:
@@ -166,16 +180,14 @@ def _fork(work: Callable[[], None], *, without: Sequence[Connection]) -> int:
         os._exit(code)
 
 
-def _run_worker(
-    connection: Connection, buffers: Sequence[SentDescriptor], tokenizer: Tokenizer, spec: EncodeSpec
-) -> None:
+def _run_worker(connection: Connection, buffers: Sequence[SentDescriptor], work: Callable[[Chunk], Any]) -> None:
     """The main function of a worker; returns when the pipe ends."""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             number, buffer, chunk, size = _receive(connection)
             if size is not None:
                 chunk = replace(chunk, data=read_text(buffers[buffer].fd, size))
-            connection.send((number, buffer, _attempt(chunk, tokenizer, spec, buffers[buffer].fd)))
+            connection.send((number, buffer, _attempt(chunk, work, buffers[buffer].fd)))
 
 
 def _receive(connection: Connection) -> Any:
@@ -192,10 +204,10 @@ def _receive(connection: Connection) -> Any:
         raise
 
 
-def _attempt(chunk: Chunk, tokenizer: Tokenizer, spec: EncodeSpec, buffer: int) -> PickledResult | Exception:
+def _attempt(chunk: Chunk, work: Callable[[Chunk], Any], buffer: int) -> PickledResult | Exception:
     """The result, or the exception for the parent to raise, with the worker's traceback as a note."""
     try:
-        return write_arrays(buffer, encode_chunk(chunk, tokenizer, spec=spec))
+        return write_arrays(buffer, work(chunk))
     except Exception as error:
         error.add_note("in a worker process:\n" + traceback.format_exc())
         return error

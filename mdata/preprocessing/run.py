@@ -311,7 +311,7 @@ class WriteLoop:
             f"{printable_path(path)} {how}", fix=f"give the same input as before, or remove {journal} to start over"
         )
 
-    def _append(self, result: Result) -> None:
+    def _append(self, result: Result[EncodedChunk]) -> None:
         """Process one result, in the writing thread."""
         begun = time.perf_counter()
         self._write(result.chunk, result.encoded)

@@ -1,4 +1,4 @@
-"""A pool of worker processes that encode chunks; results come back in the order of the chunks.
+"""A pool of worker processes that encode chunks, or do other work on them; results come in the order of the chunks.
 
 The number of chunks in progress is limited, so memory does not grow with the input. Workers are forked from the fork
 server (mdata/preprocessing/fork_server.py); each is connected by one pipe, and a worker's death is noticed at once
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
-from typing import NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from mdata.errors import MdataError, ResourceError, os_errors_named
 from mdata.preprocessing.encode import EncodedChunk, EncodeSpec, encode_chunk
-from mdata.preprocessing.fork_server import ForkServer, WorkerSetup, environment
+from mdata.preprocessing.fork_server import ChunkWork, ForkServer, WorkerSetup, environment
 from mdata.preprocessing.shared_buffers import SentDescriptor, SharedBuffer
 from mdata.sources.chunk import Chunk
 from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerConfig
@@ -32,11 +32,14 @@ _BUFFERS_PER_WORKER, _LEAST_BUFFERS, _MOST_BUFFERS = 8, 4, 512
 _TASKS_PER_WORKER = 2
 
 
-class Result(NamedTuple):
+T = TypeVar("T")
+
+
+class Result(NamedTuple, Generic[T]):
     """The result of one chunk; call `release` when its arrays are no longer used."""
 
     chunk: Chunk
-    encoded: EncodedChunk
+    encoded: T
     release: Callable[[], None]
 
 
@@ -82,7 +85,9 @@ class Pool:
         """Number of worker processes."""
         return len(self._workers)
 
-    def encode(self, chunks: Iterable[Chunk], tokenizer: Tokenizer, *, spec: EncodeSpec) -> Iterator[Result]:
+    def encode(
+        self, chunks: Iterable[Chunk], tokenizer: Tokenizer, *, spec: EncodeSpec
+    ) -> Iterator[Result[EncodedChunk]]:
         """Encode the chunks; results come in the order of the chunks.
 
         The caller may hold at most two results per worker without releasing them.
@@ -92,25 +97,33 @@ class Pool:
             MdataError: reading a chunk failed.
         """
         if self._fork_server is None:
-            for chunk in chunks:
-                with environment(TOKENIZERS_PARALLELISM="false"):
-                    encoded = encode_chunk(chunk, tokenizer, spec=spec)
-                raise_pending_stop()  # not every call of a library checks for signals
-                yield Result(chunk, encoded, lambda: None)
-            return
-        recipe = config_of(tokenizer)
-        self._fork_server.start_workers(WorkerSetup(recipe, spec))
+            yield from _in_this_process(chunks, partial(encode_chunk, tokenizer=tokenizer, spec=spec))
+        else:
+            yield from self._by_workers(chunks, self._fork_server, WorkerSetup(config_of(tokenizer), spec))
+
+    def run(self, chunks: Iterable[Chunk], work: ChunkWork) -> Iterator[Result[Any]]:
+        """Other work on the chunks, as `encode` does its own."""
+        if self._fork_server is None:
+            work.prepare()
+            yield from _in_this_process(chunks, work)
+        else:
+            yield from self._by_workers(chunks, self._fork_server, work)
+
+    def _by_workers(
+        self, chunks: Iterable[Chunk], fork_server: ForkServer, setup: WorkerSetup | ChunkWork
+    ) -> Iterator[Result[Any]]:
+        fork_server.start_workers(setup)
         try:
             yield from self._in_order(chunks)
         except _PipeEndedError as ended:
             number = self._workers.index(ended.worker)
-            raise _died(next(iter(ended.worker.tasks), None), self._fork_server.exit_code(number)) from ended
+            raise _died(next(iter(ended.worker.tasks), None), fork_server.exit_code(number)) from ended
 
-    def _in_order(self, chunks: Iterable[Chunk]) -> Iterator[Result]:
+    def _in_order(self, chunks: Iterable[Chunk]) -> Iterator[Result[Any]]:
         """Results and errors in the order of the chunks, so that timing does not decide which error is raised."""
         source = _deferred_errors(chunks)
         out: dict[int, Chunk] = {}
-        done: dict[int, tuple[EncodedChunk | Exception, Callable[[], None]]] = {}
+        done: dict[int, tuple[Any, Callable[[], None]]] = {}
         wanted = number = 0
         following = next(source)
         while True:
@@ -187,7 +200,7 @@ class _Worker:
         except OSError as error:
             raise _PipeEndedError(self) from error
 
-    def receive(self) -> tuple[int, EncodedChunk | Exception, Callable[[], None]]:
+    def receive(self) -> tuple[int, Any, Callable[[], None]]:
         try:
             number, buffer, reply = self.connection.recv()
         except (EOFError, OSError) as error:
@@ -201,6 +214,14 @@ class _Worker:
             pipe.close()
         for buffer in self.buffers:
             buffer.close()
+
+
+def _in_this_process(chunks: Iterable[Chunk], work: Callable[[Chunk], T]) -> Iterator[Result[T]]:
+    for chunk in chunks:
+        with environment(TOKENIZERS_PARALLELISM="false"):
+            result = work(chunk)
+        raise_pending_stop()  # not every call of a library checks for signals
+        yield Result(chunk, result, lambda: None)
 
 
 class _PipeEndedError(Exception):

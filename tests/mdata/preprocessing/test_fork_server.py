@@ -80,7 +80,8 @@ def test_a_tokenizer_that_was_expected_is_built_once_and_any_other_is_left(monke
     monkeypatch.setattr(
         FORK_SERVER, "build_tokenizer", lambda name, *w, **k: (made.append(name), real(name, *w, **k))[1]
     )
-    found, spec = FORK_SERVER._prepared(Messages(*([setup.recipe] if expected == "the same" else expected), setup))
+    work = FORK_SERVER._prepared(Messages(*([setup.recipe] if expected == "the same" else expected), setup))
+    found, spec = work.keywords["tokenizer"], work.keywords["spec"]
     assert (len(made), spec) == (built, SPEC)
     assert config_of(found) == setup.recipe
 
@@ -276,3 +277,20 @@ def test_no_process_is_left_over():
     with Pool(2):
         pass
     assert set(multiprocessing.active_children()) <= before
+
+
+class _Counting:
+    """Other work than encoding."""
+
+    prepared = 0
+
+    def prepare(self):
+        self.prepared += 1
+
+    def __call__(self, chunk):
+        return chunk
+
+
+def test_other_work_is_prepared_once():
+    work = _Counting()
+    assert FORK_SERVER._prepared(Messages(work)) is work and work.prepared == 1
