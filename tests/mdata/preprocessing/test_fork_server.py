@@ -260,7 +260,7 @@ def test_a_message_that_its_killed_owner_could_not_finish_is_the_end(life):
     if life == "fork server":
         _run_server(theirs, [], [])
     else:
-        _run_worker(theirs, [], load_tokenizer(TokenizerSpec(type="ByteTokenizer")), SPEC)
+        _run_worker(theirs, [], _Counting())
     with pytest.raises(EOFError):
         theirs.recv()
 
