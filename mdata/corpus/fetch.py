@@ -2,8 +2,8 @@
 
 The .bin comes in blocks of 4 MiB, several at once, and each block is compared with its hash before it is written. A
 fetch that was stopped or killed continues: blocks of the temporary file that have their hashes are kept, so no journal
-is needed. The manifest is written last; a folder without it does not look like a corpus. Existing files that differ are
-never replaced. Blends, and parts of a corpus, are not fetched.
+is needed. Each .idx gets its name last, after the manifest, so that no pair can be opened before the corpus is there.
+Existing files that differ are never replaced. Blends, and parts of a corpus, are not fetched.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ def fetch(corpus: str, folder: str | Path, *, progress: Progress = SILENT) -> Pa
             if target.exists() and target.read_bytes() != text:
                 raise _other_file(target)
             progress.begin(f"fetching {target.stem}", sum(shard.bytes for shard in manifest.shards), unit="B")
+            copy = CorpusCopy(address, target, progress=progress)
             try:
-                CorpusCopy(address, target, progress=progress).files_of(manifest)
+                copy.files_of(manifest, hide_indexes=True)
             finally:
                 progress.end()
             atomic_io.atomic_write(target, text)
+            copy.show_indexes(manifest)
     return target
 
 
@@ -88,29 +90,38 @@ class CorpusCopy:
         self._source, self._target, self._progress, self._ours = source, target, progress, ours
         self._store = open_store(source)
 
-    def files_of(self, manifest: CorpusManifest) -> None:
-        """Copy everything but the manifest."""
+    def files_of(self, manifest: CorpusManifest, *, hide_indexes: bool = False) -> None:
+        """Copy everything but the manifest; `hide_indexes`: each .idx keeps a temporary name."""
         if manifest.tokenizer and manifest.tokenizer.folder:
             self._tokenizer(manifest.tokenizer.folder, manifest.tokenizer)
         self.origins_of(manifest)
-        self.indexes_of(manifest)
+        self.indexes_of(manifest, hide=hide_indexes)
         for shard in manifest.shards:
             assert shard.blocks is not None, "looked at with its index"
             self._blocks(shard, shard.blocks)
 
-    def indexes_of(self, manifest: CorpusManifest) -> None:
-        """Copy the .idx and the block hashes of each pair."""
+    def indexes_of(self, manifest: CorpusManifest, *, hide: bool = False) -> None:
+        """Copy the .idx and the block hashes of each pair; `hide`: the .idx gets a temporary name."""
         if any(shard.blocks is None for shard in manifest.shards):
             raise UsageError(
                 f"{self._source} has no block hashes, so its .bin files cannot be checked",
                 fix="run mdata adopt --full on the files on a disk, and upload what it writes",
             )
         with ThreadPoolExecutor(_THREADS) as pool:
-            deque(pool.map(self._index, manifest.shards), maxlen=0)
+            deque(pool.map(lambda shard: self._index(shard, hide), manifest.shards), maxlen=0)
 
-    def _index(self, shard: Shard) -> None:
+    def show_indexes(self, manifest: CorpusManifest) -> None:
+        """Give every hidden .idx its name."""
+        paths = [self._path(idx_path(Path(shard.path)).as_posix()) for shard in manifest.shards]
+        hidden = [path for path in paths if not path.exists()]
+        for path in hidden:
+            atomic_io.rename(atomic_io.partial_path(path), path)
+        for folder in sorted({path.parent for path in hidden}):
+            atomic_io.sync_folder(folder)
+
+    def _index(self, shard: Shard, hide: bool) -> None:
         assert shard.blocks is not None, "looked at before"
-        self._file(idx_path(Path(shard.path)).as_posix(), shard.idx_hash)
+        self._file(idx_path(Path(shard.path)).as_posix(), shard.idx_hash, hide=hide)
         self._file(shard.blocks.path, shard.blocks.hash)
 
     def origins_of(self, manifest: CorpusManifest) -> None:
@@ -135,14 +146,18 @@ class CorpusCopy:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _file(self, name: str, expected: str) -> Path:
-        """Copy a file of known hash."""
+    def _file(self, name: str, expected: str, *, hide: bool = False) -> Path:
+        """Copy a file of known hash; `hide`: to its temporary name, unless it is there."""
         path = self._path(name)
         if path.exists():
             if hash_file(path) == expected:
                 return path
             if not self._ours:
                 raise _other_file(path)
+        if hide:
+            path = atomic_io.partial_path(path)
+            if path.exists() and hash_file(path) == expected:
+                return path
         facts, hasher = look_at_object(self._at(name)), blake3()
         with atomic_io.atomic_file(path) as fd:
             for block in blocks_ahead(facts):

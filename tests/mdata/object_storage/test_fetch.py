@@ -19,7 +19,7 @@ from mdata.object_storage.uploading import put_file
 from mdata.progress import Silent
 from mdata.util import file_lock
 from tests.helpers.examples import SOAK
-from tests.helpers.failures import killed_at
+from tests.helpers.failures import assert_what_is_visible_is_true, killed_at
 from tests.mdata.object_storage.test_preprocess_objects import put_folder
 
 
@@ -98,7 +98,7 @@ def test_stopped_anywhere_it_continues(corpus, made, monkeypatch, tmp_path, bloc
     stop_after(monkeypatch, blocks)
     with pytest.raises(KeyboardInterrupt):
         fetch(corpus, tmp_path, progress=Silent())
-    assert not list(tmp_path.glob("*.json")) and not list(tmp_path.glob("*.bin"))
+    assert not [path for ending in ("json", "bin", "idx") for path in tmp_path.glob(f"[!.]*.{ending}")]
     again = stop_after(monkeypatch, 99)
     path = fetch(corpus, tmp_path, progress=Silent())
     assert len(again) == 3 - blocks
@@ -112,7 +112,7 @@ def test_killed_before_any_call_it_continues(corpus, made, monkeypatch, tmp_path
         folder = tmp_path / str(n)
         if not killed_at(n, lambda folder=folder: fetch(corpus, folder, progress=Silent())):
             break
-        assert not list(folder.glob("[!.]*.json")) or mdata.verify(next(folder.glob("[!.]*.json"))).problems == ()
+        assert_what_is_visible_is_true(folder)
         fetch(corpus, folder, progress=Silent())
         assert content(folder) == content(made), n
         shutil.rmtree(folder)
