@@ -147,7 +147,8 @@ class T5(GPT):
         beside: Tensors = (beside_ND, *tables)
         if blocks.start < first_of_decoder:
             biases = self._biases(tables[:1], rows.encoder, both=True)
-            run = functools.partial(self._encode, self._with_masks(rows, "encoder", biases, x_ND.dtype))
+            rows = rows._replace(encoder=self._with_mask(rows.encoder, "encoder", biases, x_ND.dtype))
+            run = functools.partial(self._encode, rows)
             x_ND, branch_ND, entering_ND, *passed = self._chunked(
                 run, range(blocks.start, min(blocks.stop, first_of_decoder)), (x_ND, None, beside_ND, *biases, *tables)
             )
@@ -159,7 +160,8 @@ class T5(GPT):
                 beside = (output_MD, *tables)
         if blocks.stop > first_of_decoder:
             biases = self._biases(tables, rows.decoder, both=False)
-            run = functools.partial(self._decode, self._with_masks(rows, "decoder", biases, x_ND.dtype))
+            rows = rows._replace(decoder=self._with_mask(rows.decoder, "decoder", biases, x_ND.dtype))
+            run = functools.partial(self._decode, rows)
             stream = (x_ND, None, share(beside[0], self.parallel), *biases)
             x_ND, branch_ND, *_ = self._chunked(run, range(max(blocks.start, first_of_decoder), blocks.stop), stream)
         if self.place.is_last:
@@ -204,15 +206,13 @@ class T5(GPT):
         length, longest = context.sequences.length, self.shape.relative_distance
         return tuple(relative_bias(table, length, both=both, longest=longest) for table in tables)
 
-    def _with_masks(self, rows: _Rows, stack: Kind, biases: Tensors, dtype: torch.dtype) -> _Rows:
+    def _with_mask(self, context: Context, stack: Kind, biases: Tensors, dtype: torch.dtype) -> Context:
         """The rows of a stack with what its kernels read in place of biases, one for all of its blocks."""
         if not biases:
-            return rows
-        context: Context = getattr(rows, stack)
+            return context
         sequences, scores = context.sequences, scores_of(self.shape, stack)
         mask_BHST = self.kernels.bias_mask(biases[0], scores, sequences.lengths_B, dtype)
-        masked = context._replace(sequences=replace(sequences, mask_BHST=mask_BHST))
-        return rows._replace(encoder=masked) if stack == "encoder" else rows._replace(decoder=masked)
+        return context._replace(sequences=replace(sequences, mask_BHST=mask_BHST))
 
     def _enter_both(self, batch: Microbatch, rows: _Rows) -> Tensors:
         """What the first block gets: both embeddings, and the tables of both stacks."""
@@ -247,7 +247,8 @@ class T5(GPT):
         rows = self._rows(batch)
         x_MD, x_ND, *tables = self._enter_both(batch, rows)
         biases = self._biases(tables[:1], rows.encoder, both=True)
-        blocks, rows = range(self.shape.encoder_layers), self._with_masks(rows, "encoder", biases, x_MD.dtype)
+        rows = rows._replace(encoder=self._with_mask(rows.encoder, "encoder", biases, x_MD.dtype))
+        blocks = range(self.shape.encoder_layers)
         x_MD, branch_MD, *_ = self._encode(rows, blocks, x_MD, None, x_ND, *biases, *tables)
         _, output_MD = self.encoder_norm(x_MD, branch_MD)
         read_MD, kept = share(output_MD, self.parallel), {}
