@@ -52,7 +52,7 @@ from trainer.models.stage import EncoderTokens, Microbatch
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import join_world
 from trainer.plan.plan import Plan, make_plan
-from trainer.run.data import PREDICTED_MULTIPLE, predicted_tokens
+from trainer.run.data import TOKENS_MULTIPLE, predicted_tokens, real_tokens
 from trainer.run.step_report import PendingReport
 
 
@@ -146,8 +146,9 @@ def _pairs(
     order = np.where(real, generator.random(size), 2.0).argsort(axis=1).argsort(axis=1)
     loss = ((order < np.maximum(1, np.round(MASKED * lengths))[:, None]) & real).astype(np.float32)
     types = (real & (place >= lengths[:, None] // 2)).astype(np.int64)
-    told = predicted_tokens(loss, PREDICTED_MULTIPLE if device.type == "cuda" else 1)
+    told = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1)
     tokens, labels = (generator.integers(0, vocabulary, size) for _ in range(2))
+    real = real_tokens(lengths, shape.length, TOKENS_MULTIPLE if device.type == "cuda" else 16, device)
     moved = [torch.from_numpy(x).to(device) for x in (tokens, labels, loss, types, told)]
     return Microbatch(
         tokens_BS=moved[0],
@@ -155,6 +156,7 @@ def _pairs(
         loss_mask_BS=moved[2],
         types_BS=moved[3],
         predicted_M=moved[4],
+        real=real,
         lengths_B=torch.from_numpy(lengths.astype(np.int32)).to(device),
         swapped_B=torch.from_numpy(generator.integers(0, 2, len(lengths))).to(device),
     )

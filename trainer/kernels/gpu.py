@@ -37,14 +37,15 @@ def document_attention(
     documents: DocumentBounds,
     scale: float | None = None,
     ends: tuple[int, ...] | None = None,
+    causal: bool = True,
 ) -> Tensor:
     """See plain.document_attention."""
     varlen, length = _varlen(), k_BTGK.shape[1]
     if varlen is None or q_BSHK.dtype not in HALF:
         columns = None if ends is None else plain.chunk_columns(q_BSHK, ends)
         tensors = ScoreTensors(document_BS=documents.numbers(*k_BTGK.shape[:2]), column_S=columns)
-        return scored_attention(q_BSHK, k_BTGK, v_BTGK, ScoreShape(scale=scale or 0.0), tensors)
-    options = _varlen_options(scale, grouped=q_BSHK.shape[2] != k_BTGK.shape[2])
+        return scored_attention(q_BSHK, k_BTGK, v_BTGK, ScoreShape(scale=scale or 0.0, causal=causal), tensors)
+    options = _varlen_options(scale, grouped=q_BSHK.shape[2] != k_BTGK.shape[2], causal=causal)
     if options.pop("repeat", False):
         k_BTGK, v_BTGK = (x.repeat_interleave(q_BSHK.shape[2] // x.shape[2], dim=2) for x in (k_BTGK, v_BTGK))
     parts = []

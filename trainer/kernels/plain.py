@@ -261,11 +261,12 @@ def document_attention(
     documents: DocumentBounds,
     scale: float | None = None,
     ends: tuple[int, ...] | None = None,
+    causal: bool = True,
 ) -> Tensor:
-    """Causal attention inside each document: [B, S, H, K]; scale and ends as in `attention`."""
+    """Attention inside each document, causal or not: [B, S, H, K]; scale and ends as in `attention`."""
     column_S = None if ends is None else chunk_columns(q_BSHK, ends)
     tensors = ScoreTensors(document_BS=documents.numbers(*k_BTGK.shape[:2]), column_S=column_S)
-    return scored_attention(q_BSHK, k_BTGK, v_BTGK, ScoreShape(scale=scale or 0.0), tensors)
+    return scored_attention(q_BSHK, k_BTGK, v_BTGK, ScoreShape(scale=scale or 0.0, causal=causal), tensors)
 
 
 def padded_attention(

@@ -50,9 +50,11 @@ class ScoreShape:
 
     def operation(self, *, documents: bool) -> Operation:
         """Which operation of kernels/table.py computes this; `documents`: rows hold several that must not mix."""
-        if not self.is_ordinary:
-            return "scored_attention" if self.causal or documents or self._is_changed else "padded_attention"
-        return "document_attention" if documents else "attention"
+        if self._is_changed:
+            return "scored_attention"
+        if documents:
+            return "document_attention"
+        return "attention" if self.causal else "padded_attention"
 
     def factor(self, width: int) -> float:
         """The factor of scores for heads of this width."""

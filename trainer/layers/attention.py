@@ -170,7 +170,7 @@ class Attention(Layer):
         if operation == "attention":
             return self.kernels.attention(q_BSHK, k_BSGK, v_BSGK, scale, ends)
         if operation == "document_attention":
-            return self.kernels.document_attention(q_BSHK, k_BSGK, v_BSGK, documents, scale, ends)
+            return self.kernels.document_attention(q_BSHK, k_BSGK, v_BSGK, documents, scale, ends, scores.causal)
         if operation == "padded_attention":
             return self.kernels.padded_attention(q_BSHK, k_BSGK, v_BSGK, sequences.lengths_B, scale)
         return self.kernels.scored_attention(q_BSHK, k_BSGK, v_BSGK, scores, self._score_tensors(q_BSHK, sequences))

@@ -61,6 +61,20 @@ class EncoderTokens(NamedTuple):
     lengths_B: Tensor
 
 
+class RealTokens(NamedTuple):
+    """The tokens of padded rows that are computed: real ones, and as much padding as makes their number a multiple.
+
+    Args:
+        flat_M: int64[M], their places among the B * S tokens: row after row, then the padding.
+        bounds: int32[B + 2], where rows begin among them, where the padding does, and M.
+        longest: tokens of the longest part between bounds.
+    """
+
+    flat_M: Tensor
+    bounds: Tensor
+    longest: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
     """One microbatch on the device.
@@ -77,6 +91,7 @@ class Microbatch:
         loss_tokens: fp32 scalar, the sum of the mask over whole rows; None: that of loss_mask_BS.
         components_B: int64[B], the blend component of each row; None: losses by component are not requested.
         lengths_B: int32[B], real tokens of each row; the rest is padding. None: rows have no padding.
+        real: the tokens that a model without padding computes; None: all.
         types_BS: int64[B, S], 0 for tokens of the first text of a row, 1 for those of the second; None: one text.
         predicted_M: int64[M], the flat tokens for which a head of masked tokens computes logits, all with a loss among
             them; None: those with a loss, for which the host waits for a GPU.
@@ -102,6 +117,7 @@ class Microbatch:
     loss_tokens: Tensor | None = None
     components_B: Tensor | None = None
     lengths_B: Tensor | None = None
+    real: RealTokens | None = None
     types_BS: Tensor | None = None
     predicted_M: Tensor | None = None
     swapped_B: Tensor | None = None
@@ -111,6 +127,21 @@ class Microbatch:
     losses: dict[str, NamedLoss] | None = None
     counts: dict[str, Tensor] | None = None
     step: PagedStep | None = None
+
+    def of_real_tokens(self) -> Microbatch:
+        """What the blocks read: the real tokens in one row whose documents are the rows; itself if all are computed."""
+        if self.real is None:
+            return self
+        (flat_M, bounds, longest), types_BS = self.real, self.types_BS
+        return replace(
+            self,
+            tokens_BS=self.tokens_BS.flatten()[flat_M][None],
+            positions_BS=(flat_M % self.tokens_BS.shape[1])[None],
+            types_BS=None if types_BS is None else types_BS.flatten()[flat_M][None],
+            bounds=bounds,
+            longest=longest,
+            lengths_B=None,
+        )
 
     def on_context_rank(self, cp: Group) -> Microbatch:
         """The part that one of the ranks that share its rows holds; itself if there is only one."""

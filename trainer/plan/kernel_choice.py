@@ -195,6 +195,9 @@ def attention_choice(
     if scores.dropout:
         reason = f"model.attention_dropout; {ALL_SCORES} (not in the estimate)"
         return Choice("attention", PLAIN, reason, (no_sdpa, (FLEX, "it cannot drop attention weights")))
+    if scores.relative and dtype in ("bf16", "fp16"):
+        flex = (FLEX, "its gradients of biases differ between runs")
+        return Choice("attention", SDPA, "relative positions, in one mask for all layers", (flex, (PLAIN, ALL_SCORES)))
     if scores.relative:
         reason = f"relative positions; {ALL_SCORES} (not in the estimate)"
         return Choice("attention", PLAIN, reason, (no_sdpa, (FLEX, "its gradients of biases differ between runs")))

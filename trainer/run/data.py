@@ -25,7 +25,7 @@ from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
 from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, merged_ranges, span_of
 from trainer.config.sections import DataSection, RunConfig, TrainSection
-from trainer.models.stage import NO_PAIR, EncoderTokens, Microbatch
+from trainer.models.stage import NO_PAIR, EncoderTokens, Microbatch, RealTokens
 from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
 from trainer.plan.lengths import batch_sizes, order_samples, run_length, skipped_ranges
@@ -34,7 +34,7 @@ from trainer.tasks.in_training import FixedTask, read_tasks, task_problems
 
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 CHECKED_ROWS = 32  # the same for checking the spans of T5
-PREDICTED_MULTIPLE = 128  # of the tokens that BERT's head computes on a GPU: few sizes, for which kernels are compiled
+TOKENS_MULTIPLE = 128  # of the tokens that a BERT, and its head, computes on a GPU: few sizes, and of whole tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,7 @@ def to_device(
     cp: Group | None = None,
     components: np.ndarray | None = None,
     skipped: np.ndarray | None = None,
+    multiple: int = 0,
 ) -> Microbatch:
     """Check the ids and move one microbatch to the device.
 
@@ -198,13 +199,15 @@ def to_device(
         numbered: the microbatch with its sample numbers. cp: the ranks that share its rows; None: rows are whole.
         components: int64[B], the component of each row, if the microbatch should have them.
         skipped: bool[B], rows whose tokens do not count in the loss; None: all count.
+        multiple: of BERT's real tokens, which the model computes without the padding; 0: it computes whole rows.
 
     Raises:
         UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
     """
     skipped = skipped if skipped is not None and skipped.any() else None
     if isinstance(batch.rows, mdata.FieldRows):
-        microbatch = _masked_rows(batch, batch.rows, device, vocab_size=vocab_size, skipped=skipped)
+        how = {"vocab_size": vocab_size, "multiple": multiple}
+        microbatch = _masked_rows(batch, batch.rows, device, skipped=skipped, **how)
     else:
         microbatch = _text_rows(batch, device, vocab_size=vocab_size)
     if skipped is not None:
@@ -233,7 +236,13 @@ def _text_rows(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> 
 
 
 def _masked_rows(
-    batch: mdata.Batch, rows: mdata.FieldRows, device: torch.device, *, vocab_size: int, skipped: np.ndarray | None
+    batch: mdata.Batch,
+    rows: mdata.FieldRows,
+    device: torch.device,
+    *,
+    vocab_size: int,
+    skipped: np.ndarray | None,
+    multiple: int,
 ) -> Microbatch:
     """Rows of bert, or of t5, whose decoder predicts the masked spans."""
     fields, loss = rows.fields, rows.loss_mask
@@ -252,8 +261,9 @@ def _masked_rows(
         encoder = EncoderTokens(_moved(inputs[0], device), _moved(_lengths(fields["enc_mask"]), device))
         return replace(microbatch, encoder=encoder)
     if isinstance(rows.kind, mdata.Bert):
-        multiple = PREDICTED_MULTIPLE if device.type == "cuda" else 1
-        microbatch = replace(microbatch, predicted_M=_moved(predicted_tokens(loss, multiple), device))
+        predicted = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1)
+        real = real_tokens(lengths, loss.shape[1], multiple, device) if multiple else None
+        microbatch = replace(microbatch, predicted_M=_moved(predicted, device), real=real)
     if not (isinstance(rows.kind, mdata.Bert) and rows.kind.head):
         return microbatch
     # Padding has the type 0, and in Megatron's order the padding's id.
@@ -275,6 +285,18 @@ def predicted_tokens(loss: np.ndarray, multiple: int) -> np.ndarray:
     """int64[M], the flat tokens with a loss in order; M is a multiple, which tokens without a loss make up."""
     tokens, others = np.flatnonzero(loss > 0), np.flatnonzero(loss <= 0)
     return np.sort(np.append(tokens, others[: -len(tokens) % multiple]))
+
+
+def real_tokens(lengths: np.ndarray, length: int, multiple: int, device: torch.device) -> RealTokens | None:
+    """The real tokens of rows, and some padding, on the device; None if that would be all tokens."""
+    is_real = (np.arange(length) < lengths[:, None]).flatten()
+    real, padding = np.flatnonzero(is_real), np.flatnonzero(~is_real)
+    more = padding[: -len(real) % multiple]
+    if len(more) == len(padding):
+        return None
+    bounds = np.cumsum([0, *lengths, len(more)], dtype=np.int32)
+    flat = _moved(np.append(real, more), device)
+    return RealTokens(flat, _moved(bounds, device), max(int(lengths.max()), len(more)))
 
 
 def _check_ids(batch: mdata.Batch, ids: np.ndarray, *, vocab_size: int) -> None:

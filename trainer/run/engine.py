@@ -53,7 +53,7 @@ from trainer.pipeline.executor import Executor
 from trainer.pipeline.graphs import StageGraphs
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
-from trainer.run.data import to_device
+from trainer.run.data import TOKENS_MULTIPLE, to_device
 from trainer.run.run_folder import versions
 from trainer.run.step_report import NO_LIMITS, Moment, PendingReport, SpikeLimits, mean, numbers_beside
 
@@ -185,7 +185,14 @@ class Engine:
             cp=self.cp,
             components=components,
             skipped=skipped,
+            multiple=0 if self.world.device.type == "cpu" else self._real_multiple,
         )
+
+    @property
+    def _real_multiple(self) -> int:
+        """Of the tokens of a microbatch without its padding; 0 if rows have to be whole."""
+        model = self.config.model
+        return 0 if model.attention_dropout else math.lcm(TOKENS_MULTIPLE, self.plan.tp)
 
     def whole_logits(self, batch: Microbatch) -> Tensor:
         """Logits [B, S, vocab_size] without a step, complete on each tp rank, differentiable; not with mesh.pp > 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +39,7 @@ from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import Group, all_reduce_
 from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import check
+from trainer.run.data import real_tokens
 
 SOAK = pytest.mark.soak
 PUBLISHED = {  # elements of the tensors of presets
@@ -98,31 +100,39 @@ def _rows(step):
     )
 
 
-def _microbatches(engine, step):
-    """This rank's part of a global batch of one row a microbatch."""
+def _microbatches(engine, step, multiple=0):
+    """This rank's part of a global batch of one row a microbatch; without padding if the multiple of tokens is told."""
     whole, fields = _rows(step), ("tokens_BS", "labels_BS", "loss_mask_BS", "lengths_B", "types_BS", "swapped_B")
     mine = range(engine.dp.rank, GLOBAL_BATCH, engine.dp.size)
-    return [
+    rows = [
         replace(whole, **{name: getattr(whole, name)[row : row + 1] for name in (*fields, "samples_B")}) for row in mine
     ]
+    return [_packed(row, multiple) for row in rows] if multiple else rows
 
 
-def _gradients(context, config):
+def _packed(batch, multiple):
+    """The microbatch with its real tokens told."""
+    told = real_tokens(batch.lengths_B.numpy(), SEQUENCE, multiple, torch.device("cpu"))
+    assert told is None or len(told.flat_M) % multiple == 0
+    return replace(batch, real=told)
+
+
+def _gradients(context, config, multiple=0):
     """Reduced gradients of one step, its totals, and what three steps report and make of the weights."""
     engine = layouts(context, config)
-    totals = engine.add_gradients(_microbatches(engine, 0), own_means=config.train.loss_average == "megatron")
+    totals = engine.add_gradients(_microbatches(engine, 0, multiple), own_means=config.train.loss_average == "megatron")
     gradients = reduced(engine)
     for axis in ("data", "pp"):
         all_reduce_(totals, engine.world.groups[axis])
     engine.buffers.forget()
-    reports = [engine.step(_microbatches(engine, step), 1e-2).read() for step in range(3)]
+    reports = [engine.step(_microbatches(engine, step, multiple), 1e-2).read() for step in range(3)]
     weights = logical(engine.optimizer.owned, engine.optimizer.state["weight"])
     numbers = [(report.loss, report.grad_norm, *report.named_losses.values()) for report in reports]
     return {"gradients": gradients, "weights": weights, "numbers": numbers, "totals": totals.tolist()}
 
 
-def _whole(config, ranks):
-    results = run_ranks(_gradients, ranks, config)
+def _whole(config, ranks, *multiple):
+    results = run_ranks(_gradients, ranks, config, *multiple)
     whole = {key: assemble([part for one in results for part in one[key]]) for key in ("gradients", "weights")}
     return {**results[0], **whole}
 
@@ -171,6 +181,22 @@ def test_dropout_and_recomputation_are_independent_of_the_layout(alone, ranks, m
     assert expected["numbers"] != alone(norm=norm)["numbers"]
     _check_same(_whole(_config(norm=norm, dropout=0.2, recompute="full", **mesh), ranks), expected)
     _check_same(_whole(_config(norm=norm, recompute="selective"), 1), alone(norm=norm))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh", "norm"),
+    [
+        (4, {"tp": 2, "pp": 2, "sequence_parallel": True}, "post"),
+        pytest.param(1, {}, "post", marks=SOAK),
+        pytest.param(2, {"tp": 2}, "pre", marks=SOAK),
+        pytest.param(4, {"pp": 2, "schedule": "interleaved"}, "pre", marks=SOAK),
+    ],
+)
+def test_padding_can_be_left_out_in_every_layout(ranks, mesh, norm):
+    """Microbatches of other sizes, with dropout of the same features."""
+    plain, divided = (_config(norm=norm, dropout=0.2, **own) for own in ({}, mesh))
+    plain, divided = (replace(x, model=replace(x.model, attention_dropout=0.0)) for x in (plain, divided))
+    _check_same(_whole(divided, ranks, 2), _whole(plain, 1))
 
 
 def test_a_model_without_pairs_has_neither_types_nor_their_loss(alone):
@@ -226,6 +252,38 @@ def test_tokens_that_the_host_told_are_those_of_the_mask():
             torch.testing.assert_close(*both, rtol=1e-10, atol=1e-12, msg=name)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(model((), replace(batch, predicted_M=masked[1:]))[0], results[0][0])
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_model_without_padding_is_that_of_padded_rows(norm):
+    """Losses of tokens and pairs, logits of real tokens, and every gradient."""
+    model, results = _model(norm=norm), []
+    names, values = zip(*model.named_parameters(), strict=True)
+    padded = _rows(3)
+    packed = _packed(padded, 16)
+    for batch in (padded, packed):
+        losses = {}
+        loss, losses_N = model((), replace(batch, losses=losses))
+        gradients = torch.autograd.grad(loss + losses["sop"].sum, values)
+        real = torch.arange(SEQUENCE) < batch.lengths_B[:, None]
+        results.append((loss, losses_N, losses["sop"].sum, model.whole_logits(batch)[real], *gradients))
+        assert len(model._stream(batch)[0]) == (GLOBAL_BATCH * SEQUENCE if batch is padded else len(packed.real.flat_M))
+    for name, expected, got in zip(["loss", "losses", "sop", "logits", *names], *results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12, msg=name)
+    other = torch.where(torch.arange(SEQUENCE) < padded.lengths_B[:, None], padded.tokens_BS, 7)
+    assert torch.equal(model((), replace(packed, tokens_BS=other, losses={}))[0], results[1][0])
+
+
+def test_rows_without_padding_are_whole_ones():
+    told = functools.partial(real_tokens, length=SEQUENCE, device=torch.device("cpu"))
+    assert told(np.array([SEQUENCE] * 3), multiple=8) is None
+    assert told(np.array([SEQUENCE, SEQUENCE - 1]), multiple=8) is None, "one more token completes the rows"
+    flat, bounds, longest = told(np.array([3, SEQUENCE - 2, 2]), multiple=8)
+    places = [*range(3), *range(SEQUENCE, 2 * SEQUENCE - 2), 2 * SEQUENCE, 2 * SEQUENCE + 1]
+    assert flat[: len(places)].tolist() == places and len(set(flat.tolist())) == len(flat) == -len(places) % 8 + len(
+        places
+    )
+    assert bounds.tolist() == [0, 3, SEQUENCE + 1, SEQUENCE + 3, len(flat)] and longest == SEQUENCE - 2
 
 
 def test_a_users_loss_gets_the_logits_of_all_tokens_and_the_fields_of_its_kind():

@@ -77,6 +77,13 @@ def test_attention_on_a_gpu_goes_where_the_plan_says(monkeypatch):
     monkeypatch.setattr(plain, "scored_attention", lambda *_: used.append(kernel_choice.PLAIN))
     gpu.scored_attention(q, q, q, FORMS["model.attention_dropout"], ScoreTensors(keep_BHST=torch.ones(1, 2, 4, 4) > 0))
     assert used.pop() == _kernel(FORMS["model.attention_dropout"], "gpu", dtype="bf16")
+    relative, bias = FORMS['model.position = "relative"'], torch.zeros(2, 4, 4)
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        tensors = ScoreTensors(bias_HST=bias, mask_BHST=gpu.bias_mask(bias, relative, None, dtype))
+        with monkeypatch.context() as patch:
+            patch.setattr(gpu, "_masked_attention", lambda *_: used.append(kernel_choice.SDPA))
+            gpu.scored_attention(q.to(dtype), q.to(dtype), q.to(dtype), relative, tensors)
+        assert used.pop() == _kernel(relative, "gpu", dtype=name), name
     assert _kernel(FORMS["model.window"], "gpu", dtype="bf16") == kernel_choice.FLEX
     monkeypatch.setattr(plain, "padded_attention", lambda *_: used.append(kernel_choice.SDPA))
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):

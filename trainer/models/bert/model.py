@@ -3,9 +3,10 @@
 Pre-norm blocks are a GPT's. Post-norm ones (Devlin et al. 2019) normalize each sum, and the first is the embedding's.
 The heads read all tokens of the microbatch on each tp rank: under sequence parallelism they are gathered once, and each
 rank takes its own tokens' part of the gradient, which all ranks compute alike. Masked tokens are selected before the
-head. Padding tokens are computed too, and nothing reads them.
+head. Where a microbatch tells its real tokens, they are computed as documents of one row, without the padding; else
+padding is computed too, and nothing reads it.
 
-Shapes: as in models/gpt/model.py; M masked tokens.
+Shapes: as in models/gpt/model.py, where N are the tokens that are computed; M masked tokens.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Bert(GPT):
         weight_N = batch.loss_mask_BS.flatten()
         masked_M = _masked(weight_N) if batch.predicted_M is None else batch.predicted_M
         loss, losses_M = head_loss(
-            self.transform(y_ND.index_select(0, masked_M)),
+            self.transform(y_ND.index_select(0, _computed_at(masked_M, batch))),
             self.embedding,
             labels_N=batch.labels_BS.flatten()[masked_M],
             weight_N=weight_N[masked_M],
@@ -109,6 +110,12 @@ class Bert(GPT):
         """Of a stage that is the whole model: logits of "follows" and "does not follow": [B, 2]."""
         return self._pair_logits(self._encoded(*self._through_blocks((), batch)), batch)
 
+    def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
+        return super()._through_blocks(received, batch.of_real_tokens())
+
+    def _stream(self, batch: Microbatch) -> Tensors:
+        return super()._stream(batch if batch.real is None else replace(batch, tokens_BS=batch.real.flat_M))
+
     def _encoded(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:
         """All tokens after the last norm, on each tp rank."""
         if self.shape.is_post_norm:
@@ -118,7 +125,10 @@ class Bert(GPT):
         return gather_rows(y_ND, self.parallel.tp) if self.parallel.sequence_parallel else y_ND
 
     def _pair_logits(self, y_ND: Tensor, batch: Microbatch) -> Tensor:
-        first_BD = y_ND.view(*batch.tokens_BS.shape, -1)[:, 0].contiguous()
+        if batch.real is None:
+            first_BD = y_ND.view(*batch.tokens_BS.shape, -1)[:, 0].contiguous()
+        else:
+            first_BD = y_ND.index_select(0, batch.real.bounds[: len(batch.tokens_BS)])
         logits_B2: Tensor = self.binary_head(self.pooler(first_BD).tanh())
         return logits_B2
 
@@ -126,6 +136,8 @@ class Bert(GPT):
         return self._all_logits(self._encoded(x_ND, branch_ND), batch)
 
     def _all_logits(self, y_ND: Tensor, batch: Microbatch) -> Tensor:
+        if batch.real is not None:  # a user's loss reads whole rows
+            y_ND = y_ND.new_zeros(batch.tokens_BS.numel(), y_ND.shape[1]).index_copy(0, batch.real.flat_M, y_ND)
         logits_NV = gather_columns(self._logits_of(y_ND), self.parallel.tp)
         return logits_NV[:, : self.shape.vocab_size].unflatten(0, batch.tokens_BS.shape)
 
@@ -150,7 +162,12 @@ class Bert(GPT):
 
     def _context(self, batch: Microbatch) -> Context:
         context = super()._context(batch)
-        return context._replace(sequences=replace(context.sequences, lengths_B=batch.lengths_B))
+        context = context._replace(sequences=replace(context.sequences, lengths_B=batch.lengths_B))
+        if batch.real is None or context.places is None or batch.samples_B is None:
+            return context
+        length = batch.labels_BS.shape[1]
+        flat_N = batch.real.flat_M[self.parallel.local_tokens(len(batch.real.flat_M))]
+        return context._replace(places=TokenPlaces(batch.samples_B[flat_N // length], flat_N % length))
 
 
 class PostNormBert(Bert):
@@ -170,6 +187,15 @@ def _masked(weight_N: Tensor) -> Tensor:
     if weight_N.device.type == "meta":
         return torch.arange(len(weight_N), device=weight_N.device)
     return weight_N.nonzero().squeeze(1)
+
+
+def _computed_at(masked_M: Tensor, batch: Microbatch) -> Tensor:
+    """The places of flat tokens among those that are computed."""
+    if batch.real is None:
+        return masked_M
+    flat_M = batch.real.flat_M
+    place_N = torch.zeros(batch.tokens_BS.numel(), dtype=torch.int64, device=flat_M.device)
+    return place_N.index_copy(0, flat_M, torch.arange(len(flat_M), device=flat_M.device))[masked_M]
 
 
 def _pair_loss(logits_B2: Tensor, swapped_B: Tensor) -> NamedLoss:
