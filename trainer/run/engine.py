@@ -185,14 +185,16 @@ class Engine:
             cp=self.cp,
             components=components,
             skipped=skipped,
-            multiple=0 if self.world.device.type == "cpu" else self._real_multiple,
+            multiple=self._real_multiple,
         )
 
     @property
     def _real_multiple(self) -> int:
-        """Of the tokens of a microbatch without its padding; 0 if rows have to be whole."""
-        model = self.config.model
-        return 0 if model.attention_dropout else math.lcm(TOKENS_MULTIPLE, self.plan.tp)
+        """Of the tokens of a microbatch without its padding; 0: no kernel is fast for rows that are not whole."""
+        is_wide = self.config.precision.dtype not in ("bf16", "fp16")
+        if is_wide or self.config.model.attention_dropout or self.world.device.type != "cuda":
+            return 0
+        return math.lcm(TOKENS_MULTIPLE, self.plan.tp)
 
     def whole_logits(self, batch: Microbatch) -> Tensor:
         """Logits [B, S, vocab_size] without a step, complete on each tp rank, differentiable; not with mesh.pp > 1."""
