@@ -44,8 +44,9 @@ def config_page() -> str:
         lines += ["", f"## `[{section}]`", "", text, "", "| key | default | values | meaning |", "|---|---|---|---|"]
         for key in describe():
             if key.name.rpartition(".")[0] == section:
-                comment = key.comment[:1].upper() + key.comment[1:]
-                lines.append(_row(f"`{key.name.rpartition('.')[2]}`", _default(key), key.expected, comment))
+                lines.append(
+                    _row(f"`{key.name.rpartition('.')[2]}`", _default(key), key.expected, _sentence(key.comment))
+                )
     return "\n".join(lines) + "\n"
 
 
@@ -176,6 +177,12 @@ def _docstring(text: str) -> list[str]:
         else:
             lines.append(f"  {line.strip()}" if line.startswith("     ") else line)
     return lines
+
+
+def _sentence(comment: str) -> str:
+    """The comment with a capital letter, unless it begins with a value or a key."""
+    first = comment.partition(" ")[0]
+    return comment if re.search(r"[_.:]", first) else comment[:1].upper() + comment[1:]
 
 
 def _code(names: list[str]) -> str:

@@ -127,18 +127,18 @@ class RunSection:
         # set: only before the time limit of a Slurm job
     )
     exit_after: PositiveAmount | None = (
-        None  # minutes from each start of the run after which it ends in the same way; not set: it does not
+        None  # minutes from each start after which the run ends in the same way; not set: no limit
     )
     max_restarts: Count | None = (
-        None  # starts in a row that may come no further than the one before; the next is refused; not set: no limit
+        None  # consecutive restarts without progress before the next is refused; not set: no limit
     )
     join_minutes: PositiveAmount = (
-        5.0  # how long ranks, rank 0 included, wait for each other at the start before all end; from the 40th second
-        # on, notes name the missing ones
+        5.0  # how long ranks wait for each other at the start before all end; from the 40th second on, notes name the
+        # missing ones
     )
     on_lost_node: Literal["stop", "wait", "shrink"] | None = (
-        None  # what a job does that was started again with fewer ranks; shrink: takes a layout for them that keeps the
-        # global batch; not set: trains on if the layout fits them
+        None  # what a job does when restarted with fewer ranks; shrink: use a layout for them that keeps the global
+        # batch; not set: continues if the layout fits them
     )
     log_interval: Positive = 1  # steps between lines in the log and in metrics.jsonl
     log_format: Literal["text", "json"] = "text"  # format of the log without a terminal
@@ -186,7 +186,7 @@ class MoESection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GPTNeoXSection:
-    """What models of family gpt_neox have beside the keys of [model]."""
+    """Further keys of [model] for family gpt_neox."""
 
     parallel_residual: bool = True  # attention and MLP read the same sum; false: the MLP reads what attention added to
     shared_norm: bool = False  # attention and MLP share one norm, as in Cohere
@@ -207,32 +207,29 @@ class MLASection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BertSection:
-    """What models of family bert have beside the keys of [model]."""
+    """Further keys of [model] for family bert."""
 
     norm: Literal["pre", "post"] = (
-        "pre"  # pre: what layers read is normalized, and the last sum, as in Megatron; post: every sum, and the
-        # embedding, as in the original BERT
+        "pre"  # pre: normalize the inputs of layers and the final output, as in Megatron; post: every residual sum and
+        # the embedding, as in the original BERT
     )
     binary_head: bool = True  # a head on the first token says whether the second text of a row follows the first
     token_types: Count | None = (
-        None  # kinds of texts in a row, each with an embedding; 0: none; not set: 2 with binary_head, or else 0
+        None  # number of token type embeddings; 0: none; not set: 2 with binary_head, otherwise 0
     )
     head_activation: Literal["gelu", "gelu_erf"] | None = (
-        None  # nonlinearity before the output logits; gelu_erf: in Megatron, whatever the layers have; not set: that of
-        # the layers
+        None  # nonlinearity before the output logits; Megatron always uses gelu_erf; not set: that of the layers
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class T5Section:
-    """What models of family t5 have beside the keys of [model], where num_layers counts those of both stacks."""
+    """Further keys of [model] for family t5, where num_layers counts the layers of both stacks."""
 
-    encoder_layers: Positive | None = (
-        None  # how many of the layers, the first ones, are the encoder's; not set: half of them
-    )
-    relative_buckets: Annotated[int, Range(4)] = 32  # learned biases of each head, under model.position = "relative"
-    relative_distance: Annotated[int, Range(2)] = 128  # tokens from which on all distances have the same bias
-    start_token: Annotated[int, Range(-1)] = -1  # id with which the decoder begins; -1: that of the tokenizer
+    encoder_layers: Positive | None = None  # encoder layers, the first of model.num_layers; not set: half of them
+    relative_buckets: Annotated[int, Range(4)] = 32  # learned biases per head, for model.position = "relative"
+    relative_distance: Annotated[int, Range(2)] = 128  # tokens; larger distances share one bias
+    start_token: Annotated[int, Range(-1)] = -1  # id that starts the decoder's sequence; -1: the tokenizer's
     head_bias: bool = False  # the output head has a bias, as in Megatron's T5 with tied embeddings
     init: Literal["normal", "sizes"] = (
         "normal"  # initial weights; sizes: scaled by the sizes of each matrix, as in the original T5
@@ -269,12 +266,12 @@ class ModelSection:
     )
     rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary frequencies
     rope_fraction: Annotated[float, Range(0.01, ABOVE_1)] = 1.0  # share of a head's features that are rotated
-    rope_interleaved: bool = False  # rotated pairs are neighbours (2i, 2i + 1), and not halves apart
+    rope_interleaved: bool = False  # rotate adjacent pairs (2i, 2i + 1), not pairs half a head apart
     rope_interval: Positive | None = (
         None  # every k-th layer (k, 2k, ...) has no rotary positions; not set: all have them
     )
     rope_scaling: Literal["none", "linear", "ntk", "yarn", "llama3", "longrope"] = (
-        "none"  # how frequencies are lowered for longer sequences; llama3: as in Llama 3.1; longrope: as in Phi-3
+        "none"  # scaling of rotary frequencies for longer sequences; llama3: as in Llama 3.1; longrope: as in Phi-3
     )
     rope_factor: Annotated[float, Range(1)] = 1.0  # how many times longer sequences may be than rope_original_length
     rope_original_length: Positive | None = (
@@ -309,7 +306,7 @@ class ModelSection:
         False  # normalizes each head of queries and keys; "own_head": with separate weights per head (StableLM);
         # "all_heads": all heads of a token together (OLMo 2)
     )
-    window: Positive | None = None  # number of last tokens that a token attends to, itself included; not set: all
+    window: Positive | None = None  # sliding window: last tokens that a token attends to, itself included; not set: all
     window_interval: Positive | None = None  # every k-th layer (k, 2k, ...) attends to all tokens; not set: none does
     attention_scale: PositiveAmount | None = (
         None  # factor of attention scores; not set: derived from 1 / sqrt(head_dim)
@@ -335,15 +332,15 @@ class ModelSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputeSection:
-    """What backward computes again instead of keeping it; changes memory and speed, and no number."""
+    """Activation recomputation: trades speed for memory; results are unchanged."""
 
     mode: Literal["none", "selective", "full"] = (
         "none"  # selective: outputs of norms and of the MLP's nonlinearity; full: whole layers
     )
     method: Literal["uniform", "block"] = (
-        "uniform"  # full: chunks of recompute.layers layers each, or that many first layers of a stage one by one
+        "uniform"  # full: recompute chunks of recompute.layers layers, or (block) that many first layers of each stage
     )
-    layers: Positive = 1  # full: layers of a chunk (uniform), or number of layers that are recomputed (block)
+    layers: Positive = 1  # full: layers per chunk (uniform), or layers recomputed per stage (block)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -357,16 +354,16 @@ class KernelsSection:
     rope: Literal["auto", "plain", "compiled"] = "auto"  # rotary positions, and splitting heads into q, k and v
     attention: Literal["auto", "transformer_engine"] = "auto"  # causal attention over whole rows; auto: PyTorch's own
     loss: Literal["auto", "plain", "library", "compiled"] = "auto"  # softmax of the logits, and its gradient
-    optimizer: Literal["auto", "plain", "library", "compiled", "apex"] = "auto"  # the update; apex: of AdamW
+    optimizer: Literal["auto", "plain", "library", "compiled", "apex"] = "auto"  # the update; apex: AdamW only
     weight_gradient: Literal["auto", "apex"] = "auto"  # products that are added to the main gradients
     tensor_parallel: Literal["auto", "symmetric_memory"] = (
-        "auto"  # symmetric_memory: sequence parallelism moves tokens between GPUs of a host while products are computed
+        "auto"  # symmetric_memory: overlap the communication of sequence parallelism with products, within a host
     )
     cuda_graphs: Literal["auto", "off", "on"] = (
-        "auto"  # on: passes of stages and the update are launched as CUDA graphs, so that GPUs do not wait for the host
+        "auto"  # on: launch passes of stages and the update as CUDA graphs, so that GPUs do not wait for the host
     )
     overlap_passes: Literal["auto", "off", "on"] = (
-        "auto"  # on: a forward pass runs beside the backward pass before it, which hides communication
+        "auto"  # on: overlap each forward pass with the previous backward pass, to hide communication
     )
 
 
@@ -376,34 +373,34 @@ class FimSection:
 
     rate: Share = 0.5  # share of documents that are rearranged
     spm_rate: Share = 0.5  # share of these that begin with the suffix
-    level: Literal["character", "token"] = "character"  # between what documents are cut
+    level: Literal["character", "token"] = "character"  # documents are cut between characters or between tokens
     tokens: tuple[int | str, ...] = (
         "<fim_prefix>",
         "<fim_middle>",
         "<fim_suffix>",
     )  # prefix, middle and suffix, or their ids; then pad and eod, unless they are the tokenizer's
     split_sample: str | None = (
-        None  # token between parts of a document that are rearranged separately; not set: whole documents are
+        None  # token between parts of a document that are rearranged separately; not set: documents are not divided
     )
     fragment_rate: Annotated[float, Range(ABOVE_0, ABOVE_1)] | None = (
         None  # share of these parts, in a chosen document; set it together with split_sample; not set: off
     )
-    no_prefix: str | None = None  # documents that begin with this text are not rearranged; not set: all may be
+    no_prefix: str | None = None  # documents that begin with this text are not rearranged; not set: none is exempt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BertSamplesSection:
     """Masked tokens and pairs of texts, for kind bert."""
 
-    head: bool = True  # rows have two texts, and whether the second follows the first; false: one text
-    short_probability: Share = 0.1  # share of rows that are shorter than the sequence length on purpose
+    head: bool = True  # pairs of texts, for next-sentence prediction; false: one text per row
+    short_probability: Share = 0.1  # share of rows that are made shorter than the sequence length
     mask_probability: PositiveFraction = 0.15  # share of tokens that are masked
     max_ngram: Positive = 3  # most consecutive words that are masked together
     whole_words: bool = True  # all tokens of a word are masked together
-    longer_ngrams: bool = False  # the longer, the likelier; false: the shorter
-    geometric: bool = False  # numbers of words are drawn as in SpanBERT, p = 0.2
+    longer_ngrams: bool = False  # longer n-grams are likelier; false: shorter ones
+    geometric: bool = False  # span lengths are drawn as in SpanBERT, p = 0.2
     full_rows: bool = False  # native, without head: text fills each row, across documents, as RoBERTa's
-    permutation: bool = False  # native: as many further tokens as are masked change places
+    permutation: bool = False  # native: permute as many further tokens as are masked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -411,17 +408,17 @@ class T5SamplesSection:
     """Masked spans that the decoder predicts, for kind t5; train.sequence_length is the encoder's."""
 
     decoder_length: Annotated[int, Range(3)] = 128  # tokens that the decoder reads
-    short_probability: Share = 0.1  # share of rows that are shorter than the sequence length on purpose
+    short_probability: Share = 0.1  # share of rows that are made shorter than the sequence length
     mask_probability: PositiveFraction = 0.15  # share of tokens that are masked
     max_ngram: Positive = 10  # most consecutive words that are masked together
     whole_words: bool = True  # all tokens of a word are masked together
-    longer_ngrams: bool = False  # the longer, the likelier; false: the shorter
-    geometric: bool = True  # numbers of words are drawn as in SpanBERT, p = 0.2
+    longer_ngrams: bool = False  # longer n-grams are likelier; false: shorter ones
+    geometric: bool = True  # span lengths are drawn as in SpanBERT, p = 0.2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection:
-    """What to read; the manifest holds everything else about the data."""
+    """The training data; the manifest holds everything else about it."""
 
     blend: str  # blend or corpus manifest, a prefix, Megatron's "0.7 a 0.3 b", or "mock": seeded random tokens
     split: str = "100,0,0"  # shares of training, validation and test
@@ -429,28 +426,24 @@ class DataSection:
     test: tuple[str, ...] = ()  # test corpora, evaluated once, after the last step
     allow_overlap: bool = False  # data.valid and data.test may contain training documents
     prefetch: Positive = 2  # steps that the loader reads ahead
-    order: Literal["native", "megatron"] = (
-        "native"  # the rule that decides sample k; megatron: as Megatron-LM does for this run
-    )
+    order: Literal["native", "megatron"] = "native"  # sample order; megatron: that of Megatron-LM for this run
     kind: DataKind = (
-        "gpt"  # what a row is: text stream, one document, several packed, conversations packed (chat), a stream with
+        "gpt"  # sample type: text stream, one document, several packed, conversations packed (chat), a stream with
         # documents rearranged (fim), a text with masked tokens (bert), or with masked spans (t5)
     )
-    longer: Literal["cut", "drop"] = "cut"  # document, packed, chat: what is done with documents longer than a row
+    longer: Literal["cut", "drop"] = "cut"  # document, packed, chat: cut or drop documents longer than a row
     document_masks: bool = (
-        False  # attention and positions do not cross documents; megatron: known by the id that ends one
+        False  # attention and positions do not cross documents; megatron: found by the id that ends one
     )
     shuffle_block: Positive | None = (
         None  # native, gpt: documents are shuffled within blocks of this many; not set: file order
     )
     order_samples: Positive | None = (
-        None  # megatron: samples that the order is built for, so that the run may grow to them; not set: derived from
-        # the run's length
+        None  # megatron: build the order for this many samples, so that the run can be extended to them; not set:
+        # derived from the run's length
     )
     blend_surplus: Amount = 0.005  # megatron: extra samples built for each corpus of a blend, as a fraction
-    tokenizer_unknown: Literal["refuse", "ok"] = (
-        "refuse"  # ok: corpora with an unknown tokenizer may be mixed with others
-    )
+    tokenizer_unknown: Literal["refuse", "ok"] = "refuse"  # ok: allow corpora with an unknown tokenizer in a blend
     allow_outside: bool = False  # manifests of corpora may name files outside their folders
     cache: str | None = (
         None  # folder for built arrays (megatron, packed) and blocks of corpora in object storage; not set: arrays are
@@ -490,9 +483,9 @@ class MeshSection:
     )
     virtual_pipeline: Positive | None = None  # stages of each pipeline rank; not set: 1, or 2 for interleaved and zb_v
     stage_balance: Literal["layers", "flops"] = (
-        "layers"  # what pipeline ranks have equal shares of; flops: work, which includes the embedding and the head
+        "layers"  # balance pipeline ranks by layers, or by flops, embedding and head included
     )
-    layers_per_stage: tuple[int, ...] = ()  # layers of each stage by hand, in the order of the model
+    layers_per_stage: tuple[int, ...] = ()  # layers of each stage, set by hand
     sequence_parallel: bool = False  # norms and residuals split over tp along the sequence
 
 
@@ -503,7 +496,7 @@ class TrainSection:
     sequence_length: Positive  # tokens per sample
     global_batch: Positive  # samples per step, over all ranks
     loss_average: Literal["token", "megatron"] = (
-        "token"  # what the gradient is of: the mean over the step's loss tokens; megatron: the mean of microbatch means
+        "token"  # loss averaging: over all loss tokens of the step; megatron: mean of the microbatch means
     )
     batch_ramp: str | None = (
         None  # "START INCREMENT SAMPLES": the batch grows to global_batch over that many samples; not set: no ramp
@@ -516,7 +509,7 @@ class TrainSection:
     samples: Positive | None = None  # length of the run in samples; the last step ends at or before it
     tokens: Positive | None = None  # length of the run in tokens; the last step ends at or before it
     exit_interval: Positive | None = (
-        None  # the run ends early, with a checkpoint, after steps that are multiples of it; not set: it does not
+        None  # end the run early, with a checkpoint, after a step that is a multiple of it; not set: off
     )
     evaluate: bool = True  # false: validation and test sets are not read
     eval_interval: Positive | None = None  # steps between validations; not set: only at the end
@@ -536,14 +529,14 @@ class OptimizerSection:
     """The update rule, and how learning rate and weight decay change over the run."""
 
     name: Literal["adamw", "sgd", "muon"] = (
-        "adamw"  # update rule; sgd: with momentum; muon: Muon for the matrices of the layers, adamw for the rest
+        "adamw"  # sgd: with momentum; muon: Muon for the matrices of the layers, AdamW for the rest
     )
     lr: Amount  # largest learning rate
     schedule: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = (
         "cosine"  # learning rate after the warmup; wsd: constant, then a decay at the end
     )
     min_lr: Amount = 0.0  # learning rate after the decay
-    init_lr: Amount = 0.0  # learning rate from which the warmup rises
+    init_lr: Amount = 0.0  # learning rate at the start of the warmup
     embedding_lr: PositiveAmount | None = (
         None  # peak learning rate of the token embedding and the output head; not set: derived from lr
     )
@@ -555,7 +548,7 @@ class OptimizerSection:
     warmup_count: Literal["after", "before"] = (
         "after"  # after: the first step has lr / warmup_steps; before: it has init_lr, as in Megatron
     )
-    count_skipped: bool = True  # steps that are skipped count in the schedules; false: they do not, as in Megatron
+    count_skipped: bool = True  # skipped steps advance the schedules; false: they do not, as in Megatron
     decay_steps: Positive | None = (
         None  # step at which lr reaches min_lr; not set: derived from the run's length when it first started
     )
@@ -565,7 +558,7 @@ class OptimizerSection:
     wsd_decay_steps: Positive | None = None  # length of the decay of wsd, which ends where decay_* says, in steps
     wsd_decay_samples: Positive | None = None  # the same in samples
     wsd_decay_tokens: Positive | None = None  # the same in tokens
-    weight_decay: Amount = 0.1  # times the learning rate, matrices only; decoupled, but sgd: added to the gradient
+    weight_decay: Amount = 0.1  # decoupled, for matrices only, times the learning rate; sgd: added to the gradient
     weight_decay_schedule: Literal["constant", "linear", "cosine"] = "constant"  # from weight_decay to weight_decay_end
     weight_decay_end: Amount = 0.0  # weight decay at the end of a linear or cosine schedule
     weight_decay_steps: Positive | None = (
@@ -576,9 +569,9 @@ class OptimizerSection:
     beta1: Fraction = 0.9  # decay of the mean of gradients
     beta2: Fraction = 0.95  # decay of the mean of squared gradients
     epsilon: Small = 1e-8  # added to the root of the second moment
-    momentum: Fraction = 0.9  # sgd: decay of the sum of gradients
+    momentum: Fraction = 0.9  # sgd: momentum, the decay of the sum of gradients
     muon_momentum: Fraction = 0.95  # muon: decay of the mean of gradients
-    muon_nesterov: bool = True  # muon: the mean looks one gradient ahead
+    muon_nesterov: bool = True  # muon: Nesterov momentum
     muon_ns_steps: Annotated[int, Range(1, 100)] = 5  # muon: Newton-Schulz iterations
     muon_coefficient_type: Literal["simple", "quintic"] = (
         "simple"  # muon: polynomials of the iterations; simple: Jordan et al.; quintic: Megatron's, five in turn
@@ -589,12 +582,12 @@ class OptimizerSection:
     muon_extra_scale_factor: Amount = 0.2  # muon: the update times this; 0.2 with spectral allows adamw's lr
     clip_norm: Amount = 1.0  # largest norm of the whole gradient; 0: off
     sharding: Literal["none", "state", "gradients", "parameters"] = (
-        "state"  # what data-parallel ranks divide; each value includes those before it; state: main weights and moments
+        "state"  # what data-parallel ranks shard; each value includes those before it; state: main weights and moments
     )
     overlap_grad_reduce: bool = True  # gradients are summed over data-parallel ranks during the backward pass
     overlap_param_gather: bool = True  # new parameters are gathered during the next forward pass
     bucket_size: Positive | None = (
-        None  # least parameters that are summed or gathered at once; not set: derived from a 64th of the rank's
+        None  # minimum parameters per communication bucket; not set: derived from a 64th of the rank's
     )
 
 
@@ -611,12 +604,12 @@ class PrecisionSection:
     min_loss_scale: Annotated[float, Range(1)] = 1.0  # fp16: lower limit of a dynamic loss scale
     loss_scale_window: Positive = 1000  # fp16: finite steps in a row after which the loss scale doubles
     loss_scale_hysteresis: Positive = 2  # fp16: overflows until the loss scale halves
-    fp8: Literal["none", "delayed", "current"] = "none"  # products of linear layers in FP8, and where scales come from
+    fp8: Literal["none", "delayed", "current"] = "none"  # FP8 products in linear layers; delayed or current scaling
     fp8_format: Literal["hybrid", "e4m3"] = "hybrid"  # gradients in E5M2, all else in E4M3; or all in E4M3
     fp8_amax_history_len: Positive = 16  # delayed: steps in the history of largest values
     fp8_amax_compute: Literal["max", "most_recent"] = "max"  # delayed: which value of the history sets the scale
     fp8_margin: Count = 0  # delayed: powers of two by which scales are lowered
-    fp8_first_last_bf16: Count = 0  # this many first blocks, and as many last ones, are computed without FP8
+    fp8_first_last_bf16: Count = 0  # blocks at each end of the model that are computed in bf16
 
     def float8_blocks(self, num_layers: int) -> range:
         """The blocks of the model whose linear layers are computed in FP8."""
@@ -635,17 +628,18 @@ class CheckpointSection:
     )
     keep: Positive = 2  # number of newest checkpoints to keep
     init_from: str | None = (
-        None  # folder with the first weights of a new run: a run's, Hugging Face's or Megatron-LM's; not set: drawn
+        None  # folder with the initial weights of a new run: of mtrain, Hugging Face or Megatron-LM; not set:
+        # random
     )
-    init_optimizer: bool = False  # a new run also starts with init_from's moments, number of updates and loss scale
+    init_optimizer: bool = False  # also take moments, number of updates and loss scale from init_from
     init_schedule: bool = False  # learning rate and weight decay continue from their position in init_from
     init_data: bool = False  # steps and samples of the data continue from their position in init_from
     keep_every: Positive | None = None  # checkpoints of steps that are multiples of it are kept as well; not set: off
     keep_best: Count = 0  # number of checkpoints with the lowest validation losses to keep as well
-    background: bool = True  # saved during training, from a copy of the state in host memory
-    on_failure: Literal["stop", "continue"] = "stop"  # what a run does if a checkpoint cannot be written during it
+    background: bool = True  # write checkpoints during training, from a copy of the state in host memory
+    on_failure: Literal["stop", "continue"] = "stop"  # what to do if a checkpoint cannot be written
     load: Literal["latest", "latest-valid"] = (
-        "latest"  # which one a run continues from; latest-valid: every byte is compared, damaged ones are skipped
+        "latest"  # which checkpoint to resume from; latest-valid: compare every byte and skip damaged ones
     )
 
 
@@ -665,7 +659,7 @@ class TrackSection:
     mlflow_uri: str | None = None  # tracking server or store; not set: MLFLOW_TRACKING_URI, or mlflow.db in run.folder
     prometheus_file: str | None = None  # for a textfile collector; not set: metrics.prom in run.folder
     webhook_url: str | None = None  # URL that gets a POST per alert; not set: MTRAIN_WEBHOOK_URL
-    webhook_form: Literal["json", "slack"] = "json"  # slack: in the form of Slack's incoming webhooks
+    webhook_form: Literal["json", "slack"] = "json"  # slack: payloads for Slack's incoming webhooks
     webhook_on: tuple[Literal["start", "stop", "crash", "hang", "spike", "finish"], ...] = (
         "start",
         "stop",
@@ -674,12 +668,12 @@ class TrackSection:
         "spike",
         "finish",
     )  # alerts to send
-    hang_minutes: PositiveAmount = 10.0  # minutes without a sign of life after which a run counts as hung
+    hang_minutes: PositiveAmount = 10.0  # minutes without progress after which a run counts as hung
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SpikesSection:
-    """What counts as a spike of the loss or gradient norm, and what the run does about it: howto/spikes.md."""
+    """Detection of spikes in the loss or gradient norm, and what the run does about them: howto/spikes.md."""
 
     action: Literal["off", "report", "skip", "roll_back"] = (
         "report"  # report: write an event and a page; skip: also skip the update; roll_back: also return to the newest
@@ -687,7 +681,7 @@ class SpikesSection:
     )
     window: Annotated[int, Range(16)] = 128  # previous steps to compare with; detection starts when it is half full
     threshold: PositiveAmount = 8.0  # robust z-score of a spike: deviations above the window's median
-    warmup_steps: Count | None = None  # first steps of the run without detection; not set: the learning rate's warmup
+    warmup_steps: Count | None = None  # first steps of the run, without detection; not set: the learning rate's warmup
     skip_before: Count = 0  # roll_back: also skip the samples of this many steps before the spike
     skip_after: Count = 0  # roll_back: also skip the samples of this many steps after the spike
     max_rollbacks: Positive = 3  # roll_back: returns to the same checkpoint before the run ends with an error
