@@ -28,7 +28,7 @@ from mdata.util.stop_signals import LibraryError, library_errors
 from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.hf_config import hugging_face
 from trainer.convert.links import Source, TensorInfo
-from trainer.convert.model_folder import ModelFolder, num_bytes
+from trainer.convert.model_folder import ModelFolder, fill_buffers, num_bytes
 from trainer.errors import size_text
 from trainer.models.family import family_of
 from trainer.parallel.collectives import Group
@@ -190,6 +190,7 @@ def build_model(model: ModelFolder) -> Any:
         for piece in spec.pieces:
             values = model.source.read(f"weight/{piece.name}", (piece.start, piece.size)).float()
             flat[piece.offset : piece.offset + math.prod(piece.size)] = values.reshape(-1)
+    fill_buffers(built, model, family.buffers(shape, Place()), device=device)
     return built
 
 

@@ -298,13 +298,14 @@ def _has_main(states: tuple[str, ...], options: ConvertOptions) -> bool:
 
 def _states(model: ModelFolder, options: ConvertOptions, tell: Callable[[str], None]) -> tuple[str, ...]:
     """The states that the target gets; what is left out though it was asked for is told."""
+    states = tuple(state for state in model.states if state != BUFFER or options.to == "mtrain")  # else beside weights
     if options.to in ("hf", "mp_rank") or not options.optimizer:
-        return tuple(state for state in model.states if state == "weight" or (state, options.to) == (BUFFER, "mtrain"))
+        return tuple(state for state in states if state in ("weight", BUFFER))
     rule = model.config.optimizer.name
-    if options.to == "torch_dist" and len(model.states) > 1 and rule != "adamw":
+    if options.to == "torch_dist" and len(states) > 1 and rule != "adamw":
         tell(f"the moments are those of {rule} and are left out: torch_dist is written with those of Adam")
         return ("weight",)
-    return model.states
+    return states
 
 
 def _not_finite(source: Watched, model: ModelFolder) -> list[str]:

@@ -29,7 +29,9 @@ _NEGATED = {
     "--no-bias-swiglu-fusion": "bias_swiglu_fusion",
     "--bert-no-binary-head": "bert_binary_head",
 }
-_LISTS = ("--no-rope-freq", "--window-attn-skip-freq", "--window-size")  # numbers, or lists of them
+# Numbers or texts, or lists of them.
+_LISTS = ("--no-rope-freq", "--window-attn-skip-freq", "--window-size", "--moe-layer-freq", "--moe-aux-loss-coeff",
+          "--moe-router-load-balancing-type")  # fmt: skip
 _OTHER_NAMES = {
     "--norm-epsilon": ("norm_epsilon", "layernorm_epsilon"),
     "--apply-layernorm-1p": ("layernorm_zero_centered_gamma", "apply_layernorm_1p"),
@@ -37,7 +39,6 @@ _OTHER_NAMES = {
 # Arguments that change the function and have no counterpart here, with the values that change nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "openai_gelu": (False, None),
-    "quick_geglu": (False, None),
     "apply_residual_connection_post_layernorm": (False, None),
     "qk_l2_norm": (False, None),
     "use_mup": (False, None),
@@ -46,7 +47,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "enable_mhc_connections": (False, None),
     "heterogeneous_layers_config_path": (None, ""),
     "heterogeneous_layers_config_encoded_json": (None, ""),
-    "num_experts": (None, 0),
+    "moe_latent_size": (None,),
+    "moe_apply_probs_on_input": (False, None),
+    "moe_use_legacy_grouped_gemm": (False, None),
     "mtp_num_layers": (None, 0),
     "softmax_scale": (None,),
     "yarn_correction_range_round_to_int": (True, None),

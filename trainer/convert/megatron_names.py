@@ -16,6 +16,7 @@ from typing import Any
 from mdata import UsageError
 from trainer.config.sections import RunConfig
 from trainer.convert.links import Link, link
+from trainer.convert.model_folder import BUFFER
 from trainer.models.family import (
     FAMILIES,
     Family,
@@ -74,6 +75,9 @@ class StateDictLayout:
         version: of the order of rows of q, k, v (checkpoint_version).
         fused: whether norms have the names of fused layers.
         prefix: before all names.
+        experts_together: whether all experts of a layer are one tensor, as in torch_dist. grouped: whether one layer
+            computes all, which decides their names if they are apart.
+        renamed: beginnings of names within a layer -> what stands for them.
         written: names are those that Megatron-Core reads; False: those of `modern_name`, in which every stack is a
             decoder.
     """
@@ -90,6 +94,9 @@ class StateDictLayout:
     version: float = 3.0
     fused: bool = False
     prefix: str = ""
+    experts_together: bool = False
+    grouped: bool = False
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     written: bool = False
 
 
@@ -112,6 +119,11 @@ def num_rows(tensors: Mapping[str, Any]) -> int:
     """Rows of the embedding among tensors that have a shape; 0: there is none."""
     embedding = tensors.get("embedding.word_embeddings.weight")
     return embedding.shape[0] if embedding is not None and embedding.shape else 0
+
+
+def has_grouped_experts(names: Iterable[str]) -> bool:
+    """Whether one layer of Transformer Engine computes all experts."""
+    return any(re.search(r"\.mlp\.experts\.linear_fc1\.weight\d", name) for name in names)
 
 
 def is_ignored(name: str) -> bool:
@@ -164,18 +176,50 @@ def megatron_links(
 
 def _forms(form: Form, layout: StateDictLayout) -> Iterator[Form]:
     """A form, or those of the tensors of its experts."""
-    if form.apart is None or layout.stacked:
+    if form.apart is None or layout.experts_together:
         yield form
         return
     count = form.lengths["expert"]
     for number in range(count):
         yield dataclasses.replace(
             form,
-            tensor=form.apart(number),
+            tensor=form.apart(number, layout.grouped),
             theirs=form.theirs.removeprefix("expert "),
             lengths={**form.lengths, "expert": 1},
             ours_in={"expert": (number, count)},
         )
+
+
+def buffer_links(shape: ModelShape, layout: StateDictLayout) -> Iterator[Link]:
+    """The same of buffers, which all files of a layer hold; a reader needs one."""
+    family = layout.family
+    assert family.megatron is not None, "megatron_model refuses other families"
+    for name, size in family.logical_buffers(shape).items():
+        number = split_block(name)[0]
+        if number in layout.layers:
+            form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
+            yield _cut(f"{BUFFER}/{name}", form, place=_place(shape, number, layout), layout=layout)
+
+
+def are_alike(family: Family, shape: ModelShape) -> bool:
+    """Whether all layers have the same tensors; those of other models are not stacked."""
+    of_block: dict[int, set[str]] = {}
+    for name in family.logical_shapes(shape):
+        number, rest = split_block(name)
+        if number is not None:
+            of_block.setdefault(number, set()).add(rest)
+    megatron = family.megatron
+    two = megatron is not None and megatron.place is not None
+    return two or len({frozenset(names) for names in of_block.values()}) <= 1
+
+
+def has_experts(shape: ModelShape, layout: StateDictLayout) -> bool:
+    """Whether some tensors of theirs are those of single experts."""
+    family = layout.family
+    assert family.megatron is not None, "megatron_model refuses other families"
+    sizes = family.logical_shapes(shape).items()
+    forms = (family.megatron.tensor(name, size, shape, layout.version, layout.fused) for name, size in sizes)
+    return any(form.apart is not None for form in forms)
 
 
 def places_of(shape: ModelShape, layout: StateDictLayout) -> Iterator[LayerPlace]:
@@ -221,8 +265,10 @@ def _cut(ours: str, form: Form, *, place: LayerPlace | None, layout: StateDictLa
     lengths, theirs_in, ours_in = dict(form.lengths), dict(form.theirs_in), dict(form.ours_in)
     theirs, dims = layout.prefix + form.tensor, form.theirs
     if place is not None:
-        at = "" if layout.stacked else f"{place.number}."
-        theirs = f"{layout.prefix}{place.stack}.layers.{at}{form.tensor}"
+        at, name = "" if layout.stacked else f"{place.number}.", form.tensor
+        for begins, other in layout.renamed.items():
+            name = f"{other}{name.removeprefix(begins)}" if name.startswith(begins) else name
+        theirs = f"{layout.prefix}{place.stack}.layers.{at}{name}"
     elif form.tensor.startswith("decoder."):  # the last norm
         theirs = f"{layout.prefix}{_stack(layout)}{form.tensor.removeprefix('decoder')}"
     if place is not None and layout.stacked:

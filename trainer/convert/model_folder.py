@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from mdata import DamageError, UsageError
 from mdata.errors import few, os_errors_named
@@ -30,7 +31,8 @@ from trainer.convert.links import Source, TensorInfo
 from trainer.convert.safetensors_stream import DTYPES
 from trainer.kernels.updates import state_names
 from trainer.models.family import Family, ModelShape, family_of
-from trainer.parallel.params import Place
+from trainer.optim.model_buffers import ModelBuffers
+from trainer.parallel.params import ParamSpec, Place
 
 Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]
 Report = Callable[[int], None]  # is told how many bytes were written
@@ -180,6 +182,16 @@ def expected_tensors(config: RunConfig, vocab_size: int, *, states: Sequence[str
     shapes = family.logical_shapes(shape)
     expected = {f"{state}/{name}": size for state in states for name, size in shapes.items() if state in kept[name]}
     return expected | {f"{BUFFER}/{name}": size for name, size in family.logical_buffers(shape).items()}
+
+
+def fill_buffers(module: nn.Module, folder: ModelFolder, specs: Sequence[ParamSpec], *, device: torch.device) -> None:
+    """Give a stage its state that no optimizer updates, in fp32."""
+    if not specs:
+        return
+    buffers = ModelBuffers(module, specs, device=device)
+    for _, part, first in buffers.holds.slices():
+        values = folder.source.read(f"{BUFFER}/{part.name}", (part.start, part.size)).flatten()
+        buffers.values[first : first + len(values)] = values.to(buffers.values)
 
 
 def boxes(info: TensorInfo, dtype: torch.dtype, *, limit: int = CHUNK_BYTES) -> Iterator[Rectangle]:

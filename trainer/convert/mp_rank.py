@@ -42,7 +42,9 @@ from trainer.convert.megatron_folder import (
 )
 from trainer.convert.megatron_names import (
     StateDictLayout,
+    buffer_links,
     extra_states,
+    has_grouped_experts,
     is_ignored,
     megatron_links,
     megatron_model,
@@ -171,7 +173,8 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     own = zip(chunks, layouts, strict=True)
     numbers = [layout.layers.start + number for chunk, layout in own if chunk.tp == 0 for number in chunk.numbers]
     check_layers(config, numbers, where=folder)
-    expected = {one.theirs.tensor: one.theirs.shape for layout in layouts for one in megatron_links(shape, layout)}
+    links = [one for layout in layouts for one in (*megatron_links(shape, layout), *buffer_links(shape, layout))]
+    expected = {one.theirs.tensor: one.theirs.shape for one in links}
     check_tensors(source.tensors, expected, where=folder)
     unknown = [name for name in held if name not in expected and not is_ignored(name)]
     if unknown:
@@ -189,6 +192,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         for layout in (_of_state(layout, state, within=ranks.states) for layout in layouts)
         for link in megatron_links(shape, layout, state=f"{state}/", copies=False)
     ]
+    every += [link for layout in layouts if layout.tp_rank == 0 for link in buffer_links(shape, layout)]
     return ModelFolder(
         path=folder, format="mp_rank", config=config, source=Linked(_StoredSource(held), every),
         run=training.run(config), notes=notes,
@@ -235,6 +239,8 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
             }  # fmt: skip
             with atomic_io.atomic_file(folder / FILE) as fd:
                 state = _gathered(folder, _linked(model, layout), dtype=dtype, report=report)
+                buffers = Linked(model.source, [link.flipped() for link in buffer_links(model.shape, layout)])
+                state |= _gathered(folder, buffers, dtype=torch.float32, report=report)
                 state |= dict.fromkeys(_extra_states(model, layout))
                 torch.save({**contents, "model": state}, cast(Any, _Appended(fd)))
                 del state  # before the next one's
@@ -294,6 +300,7 @@ def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
     sizes = {
         "num_kv_heads": shape.num_kv_heads, "num_heads": shape.num_heads, "ffn_hidden_size": shape.ffn_hidden_size,
     }  # fmt: skip
+    sizes |= {name: size for name, size in model.family.cut_by_tp(model.config).items() if ".moe." in name}
     wrong = [f"{name}={size} by tp={tp}" for name, size in sizes.items() if size % tp]
     wrong += [f"num_layers={shape.num_layers} by pp={pp}"] if shape.num_layers % pp else []
     if pp > 1 and megatron_model(model.config).place is not None:
@@ -459,5 +466,5 @@ def _layouts(chunks: Sequence[_ModelChunk], family: Family, *, version: float) -
             family=family,
             layers=range(low, low + chunk.num_layers), padded_rows=rows * tp, has_embedding=first, has_head=last,
             tied_copy=last and not first, tp_rank=chunk.tp, tp_size=tp, version=version, fused=fused,
-            prefix=chunk.prefix,
+            grouped=has_grouped_experts(chunk.tensors), prefix=chunk.prefix,
         )  # fmt: skip

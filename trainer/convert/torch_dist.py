@@ -33,7 +33,15 @@ from trainer.convert.megatron_folder import (
     layer_number,
     training_of,
 )
-from trainer.convert.megatron_names import StateDictLayout, is_ignored, megatron_links, num_rows, stacks_named
+from trainer.convert.megatron_names import (
+    StateDictLayout,
+    buffer_links,
+    has_experts,
+    is_ignored,
+    megatron_links,
+    num_rows,
+    stacks_named,
+)
 from trainer.convert.model_folder import ModelFolder, check_tensors
 from trainer.convert.torch_file import load_torch
 from trainer.models.family import ModelShape, family_of
@@ -42,6 +50,7 @@ COMMON = "common.pt"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MAIN = ("param", "fp32_param")  # what optimizers call main weights
 _FLAT = "optimizer.distributed."
+_MLP_NORM = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
 _BUCKET = re.compile(r"(optimizer\.distributed\.dp_group_idx_0\.gbuf_idx_0\..*bucket_idx_(\d{1,9}))\.param")
 _MODULES = (
     "input_layernorm",
@@ -113,10 +122,13 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         padded_rows=rows,
         stacked=all(layer_number(name) is None for name in model),
         fused=any(".layer_norm_" in name for name in model),
+        experts_together=True,
+        # Of Megatron-Core's own layers those of experts have the name of a fused one, too.
+        renamed={} if any("pre_mlp_layernorm" in name for name in model) else _MLP_NORM,
         written=True,
     )
     shape = layout.family.shape(config, config.model.vocab_size or 0)
-    links = list(megatron_links(shape, layout))
+    links = [*megatron_links(shape, layout), *buffer_links(shape, layout)]
     check_tensors(source.tensors, {link.theirs.tensor: link.theirs.shape for link in links}, where=folder)
     unknown = sorted(model.keys() - {link.theirs.tensor for link in links})
     unknown = [name for name in unknown if not is_ignored(name)]
@@ -124,6 +136,7 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
     states = _states(source, shape, layout, training=training)
     every = [link for state, form in states.layouts.items() for link in megatron_links(shape, form, state=f"{state}/")]
+    every += buffer_links(shape, layout)
     if states.steps is not None:
         training = dataclasses.replace(training, adam_steps=states.steps)
     return ModelFolder(
@@ -153,9 +166,10 @@ def _states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout, *, 
         sizes = [training.arguments.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline")]
         megatron = layout.family.megatron
         decoder = megatron is not None and megatron.stack == "decoder" and megatron.place is None
+        decoder = decoder and not has_experts(shape, layout)
         if sizes == [1, 1] and decoder:
             return _flat_states(source, shape, layout)
-        why = f"for tp = pp = 1, not {sizes}" if decoder else "of decoders only"
+        why = f"for tp = pp = 1, not {sizes}" if decoder else "of decoders without experts only"
         note = f"the optimizer's state is left out: its dp-reshardable form is read {why}"
         return _States(source, {"weight": layout}, notes=(note,))
     names = list(source.tensors)

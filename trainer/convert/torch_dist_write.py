@@ -34,7 +34,13 @@ from trainer.convert.distcp import METADATA
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import to_arguments
 from trainer.convert.megatron_folder import LATEST
-from trainer.convert.megatron_names import StateDictLayout, extra_states, megatron_links
+from trainer.convert.megatron_names import (
+    StateDictLayout,
+    are_alike,
+    buffer_links,
+    extra_states,
+    megatron_links,
+)
 from trainer.convert.model_folder import ModelFolder, Report, boxes
 from trainer.convert.torch_dist import COMMON
 from trainer.models.arithmetic import round_up
@@ -78,12 +84,13 @@ def write_torch_dist(
     arguments = to_arguments(model.config, model.vocab_size, padded_rows=rows)
     folder = target / f"iter_{model.run.step:07d}"
     folder.mkdir(parents=True)
-    metadata = Metadata({}, storage_data={})
+    metadata, stacked = Metadata({}, storage_data={}), _layout(model, rows).stacked
     with atomic_io.atomic_file(folder / "__0_0.distcp") as fd:
         writer = _Writer(fd, metadata, report)
         for prefix, tensors, stored in _parts(model, states, rows, dtype=dtype, form=form):
             for name, info in tensors.tensors.items():
-                writer.tensor(prefix + name, info, tensors=tensors, dtype=stored, name=name)
+                layered = stacked and ".layers." in name
+                writer.tensor(prefix + name, info, tensors=tensors, dtype=stored, name=name, layered=layered)
         for name in _extra_states(model, rows):
             writer.object(name)
     atomic_io.atomic_write(folder / METADATA, pickle.dumps(metadata))
@@ -101,12 +108,14 @@ class _Writer:
     def __init__(self, fd: int, metadata: Metadata, report: Report) -> None:
         self._fd, self._metadata, self._report, self._at = fd, metadata, report, 0
 
-    def tensor(self, key: str, info: TensorInfo, *, tensors: Linked, dtype: torch.dtype, name: str) -> None:
+    def tensor(
+        self, key: str, info: TensorInfo, *, tensors: Linked, dtype: torch.dtype, name: str, layered: bool
+    ) -> None:
         """All chunks of a tensor."""
         chunks = []
         for start, size in boxes(info, dtype):
             # A leading axis of layers is cut into them: that is how ranks ask for it.
-            for layer in range(size[0]) if ".layers." in name else (None,):
+            for layer in range(size[0]) if layered else (None,):
                 begin = start if layer is None else (start[0] + layer, *start[1:])
                 extent = size if layer is None else (1, *size[1:])
                 piece = tensors.read(name, (begin, extent)).to(dtype)
@@ -141,6 +150,8 @@ def _parts(
         return Linked(model.source, [link.flipped() for link in links])
 
     yield "", of("weight"), dtype
+    if buffers := [link.flipped() for link in buffer_links(shape, layout)]:
+        yield "", Linked(model.source, buffers), torch.float32
     moments = [state for state in states if state != "weight"]
     if moments and form == "distributed":
         yield "optimizer.state.param.", of("weight"), torch.float32
@@ -149,13 +160,24 @@ def _parts(
 
 
 def _layout(model: ModelFolder, rows: int) -> StateDictLayout:
-    layers = range(model.shape.num_layers)
-    return StateDictLayout(family=model.family, layers=layers, padded_rows=rows, stacked=True, fused=True, written=True)
+    return StateDictLayout(
+        family=model.family,
+        layers=range(model.shape.num_layers),
+        padded_rows=rows,
+        stacked=are_alike(model.family, model.shape),
+        fused=True,
+        experts_together=True,
+        written=True,
+    )
 
 
 def _extra_states(model: ModelFolder, rows: int) -> Iterator[str]:
-    for (stack, number, count), module in extra_states(model.shape, _layout(model, rows)):
-        yield f"{stack}.layers.{module}._extra_state/shard_{number}_{count}"
+    layout = _layout(model, rows)
+    for (stack, number, count), module in extra_states(model.shape, layout):
+        if layout.stacked:
+            yield f"{stack}.layers.{module}._extra_state/shard_{number}_{count}"
+        else:
+            yield f"{stack}.layers.{number}.{module}._extra_state/shard_0_1"
 
 
 def _common(model: ModelFolder, arguments: Mapping[str, Any], *, optimizer: OptimizerForm | None) -> dict[str, Any]:

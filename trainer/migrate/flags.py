@@ -56,6 +56,7 @@ _TABLE = """
 --apply-layernorm-1p | switch | | model.norm_zero_centered |
 --swiglu | switch | | model.activation | swiglu
 --squared-relu | switch | | model.activation | squared_relu
+--quick-geglu | switch | | model.activation | quick_geglu
 --no-bias-gelu-fusion | switch | | model.activation | gelu_erf instead of gelu: the fused kernel computes the tanh form
 --use-te-activation-func | switch | | model.activation | gelu: Transformer Engine computes the tanh form
 --no-bias-swiglu-fusion | switch | | model.activation_clamp | the fused kernel ignores the clamp
@@ -67,6 +68,24 @@ _TABLE = """
 --window-size | text | | model.window | W,0: W + 1 tokens, the last one included
 --window-attn-skip-freq | text | | model.window_interval |
 --softmax-type | text | vanilla | model.attention_sinks | off-by-one: zero; learnable: learned
+--num-experts | int | | model.moe.num_experts | the other arguments of experts have no effect without it
+--moe-router-topk | int | 2 | model.moe.top_k |
+--moe-ffn-hidden-size | int | | model.moe.ffn_hidden_size | default --ffn-hidden-size
+--moe-layer-freq | text | 1 | model.moe.layers | a number: model.moe.interval; a list such as [0]*3+[1]*58
+--moe-router-load-balancing-type | texts | aux_loss | model.moe.balance | aux_loss: microbatch; seq_aux_loss: sequence
+--moe-aux-loss-coeff | texts | 0.0 | model.moe.balance_factor |
+--moe-z-loss-coeff | float | | model.moe.z_loss_factor |
+--moe-router-score-function | text | softmax | model.moe.score | softmax, sigmoid
+--moe-router-pre-softmax | switch | | model.moe.normalize_weights | false, with softmax
+--moe-router-num-groups | int | | model.moe.groups |
+--moe-router-group-topk | int | | model.moe.groups_per_token |
+--moe-router-topk-scaling-factor | float | | model.moe.weight_scale |
+--moe-router-enable-expert-bias | switch | | model.moe.expert_bias |
+--moe-router-bias-update-rate | float | 0.001 | model.moe.expert_bias_rate | with --moe-router-enable-expert-bias
+--moe-expert-capacity-factor | float | | model.moe.capacity_factor | with model.moe.capacity_of = "microbatch"
+--moe-token-drop-policy | text | probs | model.moe.drop | probs: weight; position: the first tokens, there any of them
+--moe-shared-expert-intermediate-size | int | | model.moe.shared_ffn_hidden_size |
+--moe-shared-expert-gate | switch | | model.moe.shared_gate |
 --attention-dropout | float | 0.1 | = model.attention_dropout |
 --hidden-dropout | float | 0.1 | = model.hidden_dropout |
 --untie-embeddings-and-output-weights | switch | | model.tie_embeddings | false

@@ -294,6 +294,24 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --fsdp-db-use-persist-buf-on-alloc-fail""",
     ),
     (
+        "how experts are computed does not change results; routing is in fp32, and no slot is padded",
+        """--moe-shared-expert-overlap --moe-grouped-gemm --moe-layer-recompute --moe-router-dtype=
+        --moe-per-layer-logging --moe-token-dispatcher-type=allgather --moe-enable-deepep --moe-permute-fusion
+        --moe-pad-expert-input-to-capacity --moe-router-padding-for-fp8 --moe-deepep-num-sms=20
+        --moe-router-fusion --overlap-moe-expert-parallel-comm --moe-pad-experts-for-cuda-graph-inference
+        --ep-overlap-early-attn-memory-release --moe-router-padding-for-quantization
+        --moe-flex-dispatcher-backend=deepep --moe-hybridep-num-sms=16
+        --overlap-dispatch-backward-with-experts-wgrad --high-priority-a2a-comm-stream
+        --use-grouped-gemm-for-shared-expert --moe-shared-expert-glu-interleave-size=
+        --use-grouped-gemm-for-dense-mlp --moe-use-grouped-tensor --moe-single-grouped-weight
+        --moe-single-grouped-bias --moe-permute-fusion-into-hybridep --moe-hybridep-pad-uneven-dispatch-inputs
+        --moe-flex-dispatcher-num-sms= --moe-hybridep-num-blocks-permute= --moe-hybridep-num-blocks-unpermute=
+        --moe-hybridep-num-sms-preprocessing=108 --moe-ncclep-zero-copy --moe-mlp-glu-interleave-size=
+        --inference-moe-disable-fused-quant-kernels --inference-moe-token-dispatcher-type=nvls --moe-paged-stash
+        --moe-paged-stash-page-size=64 --moe-paged-stash-buffer-size-factor-cuda=1.1
+        --moe-paged-stash-buffer-size-factor-cpu=0.0""",
+    ),
+    (
         "used only by ModelOpt (--modelopt-enabled) and its scripts",
         """--export-model-type=GPTModel --export-legacy-megatron --export-te-mcore-model --export-default-te-spec
         --export-force-local-attention --export-kv-cache-quant=none --export-real-quant-cfg=None
@@ -310,35 +328,19 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
 
 REFUSED: tuple[tuple[str, str], ...] = (
     (
-        "mixtures of experts are planned for a later version of mtrain; the nearest is a dense model",
-        """--expert-model-parallel-size=1 --num-experts= --moe-layer-freq=1 --moe-ffn-hidden-size=
-        --moe-shared-expert-intermediate-size= --moe-shared-expert-overlap --moe-grouped-gemm
-        --moe-use-legacy-grouped-gemm --moe-layer-recompute --moe-extended-tp --moe-use-upcycling
-        --moe-router-load-balancing-type=*aux_loss --moe-router-dtype= --moe-router-score-function=softmax
-        --moe-router-topk=2 --moe-router-pre-softmax --moe-router-num-groups= --moe-router-group-topk=
-        --moe-router-topk-scaling-factor= --moe-router-enable-expert-bias --moe-router-bias-update-rate=0.001
-        --moe-aux-loss-coeff=*0.0 --moe-z-loss-coeff= --moe-input-jitter-eps= --moe-per-layer-logging
-        --moe-token-dispatcher-type=allgather --moe-enable-deepep --moe-permute-fusion --moe-expert-capacity-factor=
-        --moe-pad-expert-input-to-capacity --moe-token-drop-policy=probs --moe-router-force-load-balancing
-        --moe-router-padding-for-fp8 --moe-deepep-num-sms=20 --moe-apply-probs-on-input
-        --moe-upcycling-granularity=1 --moe-router-fusion --overlap-moe-expert-parallel-comm
-        --moe-pad-experts-for-cuda-graph-inference --ep-overlap-early-attn-memory-release --moe-shared-expert-gate
-        --moe-enable-routing-replay --moe-router-padding-for-quantization --moe-flex-dispatcher-backend=deepep
-        --moe-latent-size= --moe-hybridep-num-sms=16 --expert-tensor-parallel-num-weight-shards=
-        --overlap-dispatch-backward-with-experts-wgrad --high-priority-a2a-comm-stream
-        --use-grouped-gemm-for-shared-expert --moe-shared-expert-glu-interleave-size=
-        --moe-router-quantile-balancing-ema=0.0 --moe-router-force-biased= --use-grouped-gemm-for-dense-mlp
-        --moe-use-grouped-tensor --moe-single-grouped-weight --moe-single-grouped-bias
-        --moe-permute-fusion-into-hybridep --moe-hybridep-pad-uneven-dispatch-inputs --gtp-remat-opt-in-modules=*
-        --moe-flex-dispatcher-num-sms= --moe-hybridep-num-blocks-permute= --moe-hybridep-num-blocks-unpermute=
-        --moe-hybridep-num-sms-preprocessing=108 --moe-ncclep-zero-copy --moe-dispatch-fwd-dtype=bf16
-        --moe-combine-bwd-dtype=bf16 --moe-mlp-glu-interleave-size= --moe-expert-rank-capacity-factor=
-        --inference-moe-disable-fused-quant-kernels --inference-moe-token-dispatcher-type=nvls --moe-paged-stash
-        --moe-paged-stash-page-size=64 --moe-paged-stash-buffer-size-factor-cuda=1.1
-        --moe-paged-stash-buffer-size-factor-cpu=0.0 --gtp-remat-reduce-scatter-with-fp32-accumulation
-        --gtp-remat-nccl-ub --gtp-expert-remat-nccl-ub --moe-routing-trace-path=
-        --moe-routing-trace-max-training-iters= --moe-routing-trace-capture-logits
+        "this form of experts is not supported; leave it out",
+        """--moe-use-legacy-grouped-gemm --moe-extended-tp --moe-use-upcycling --moe-input-jitter-eps=
+        --moe-router-force-load-balancing --moe-apply-probs-on-input --moe-upcycling-granularity=1
+        --moe-enable-routing-replay --moe-latent-size= --expert-tensor-parallel-num-weight-shards=
+        --moe-router-quantile-balancing-ema=0.0 --moe-router-force-biased= --gtp-remat-opt-in-modules=*
+        --moe-dispatch-fwd-dtype=bf16 --moe-combine-bwd-dtype=bf16 --moe-expert-rank-capacity-factor=
+        --gtp-remat-reduce-scatter-with-fp32-accumulation --gtp-remat-nccl-ub --gtp-expert-remat-nccl-ub
+        --moe-routing-trace-path= --moe-routing-trace-max-training-iters= --moe-routing-trace-capture-logits
         --moe-routing-trace-capture-hidden-states --moe-routing-trace-dump-weights""",
+    ),
+    (
+        "experts are not divided over ranks yet; leave it out",
+        "--expert-model-parallel-size=1",
     ),
     (
         "this form of fp8 or fp4 is not supported; precision.fp8 is the nearest",
@@ -352,7 +354,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --use-legacy-models --init-method-xavier-uniform --heterogeneous-layers-config-path=
         --heterogeneous-layers-config-encoded-json= --spec=*local --hybrid-attention-ratio=0.0 --hybrid-mlp-ratio=0.0
         --hybrid-override-pattern= --mamba-state-dim=128 --mamba-head-dim=64 --mamba-num-groups=8 --is-hybrid-model
-        --qk-l2-norm --mamba-num-heads= --disable-mamba-mem-eff-path --quick-geglu --mtp-standalone
+        --qk-l2-norm --mamba-num-heads= --disable-mamba-mem-eff-path --mtp-standalone
         --attention-output-gate --experimental-attention-variant= --dsa-indexer-n-heads= --dsa-indexer-head-dim=
         --dsa-indexer-topk= --dsa-indexer-loss-coeff= --dsa-indexer-use-sparse-loss --linear-conv-kernel-dim=4
         --linear-key-head-dim=128 --linear-value-head-dim=128 --linear-num-key-heads=16 --linear-num-value-heads=32
@@ -406,7 +408,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--exit-signal=SIGTERM",
     ),
     (
-        "experts are planned for a later version of mtrain; leave it out for a dense model",
+        "experts are divided over the tensor-parallel ranks; leave it out",
         "--expert-tensor-parallel-size=",
     ),
     (

@@ -37,6 +37,8 @@ def model_rules(a: Given) -> Iterator[Setting | Refusal]:
     if a["--multi-latent-attention"]:
         yield from _latent(a)
     yield from _mlp(a)
+    if a["--num-experts"] and a.family == "gpt":
+        yield from _experts(a)
     yield from _vocabulary(a)
 
 
@@ -195,26 +197,114 @@ def _attention(a: Given) -> Iterator[Setting | Refusal]:
 
 
 def _mlp(a: Given) -> Iterator[Setting | Refusal]:
-    hidden, gated, bias = a["--hidden-size"], a["--swiglu"], not a["--disable-bias-linear"]
-    if a["--ffn-hidden-size"] or hidden:
-        size = a["--ffn-hidden-size"] or (4 * hidden * 2 // 3 // 64 * 64 if gated else 4 * hidden)
-        yield Setting("model.ffn_hidden_size", size, ("--ffn-hidden-size",))
-    if gated and a["--squared-relu"]:
-        yield Refusal("--squared-relu", "Megatron-LM refuses it together with --swiglu; leave one of them out")
-    elif gated or a["--squared-relu"]:
-        flag = "--swiglu" if gated else "--squared-relu"
+    bias, given = not a["--disable-bias-linear"], [name for name in _ACTIVATIONS if a[name]]
+    gated = bool({"--swiglu", "--quick-geglu"}.intersection(given))
+    if a["--ffn-hidden-size"] or a["--hidden-size"]:
+        yield Setting("model.ffn_hidden_size", _ffn_hidden_size(a), ("--ffn-hidden-size",))
+    if len(given) > 1:
+        yield Refusal(given[1], f"Megatron-LM refuses it together with {given[0]}; leave one of them out")
+    elif given:
+        (flag,) = given
         yield Setting("model.activation", flag.removeprefix("--").replace("-", "_"), (flag,))
     else:
         exact = (a["--no-bias-gelu-fusion"] or not bias) and not a["--use-te-activation-func"]
         fusion = ("--no-bias-gelu-fusion", "--disable-bias-linear", "--use-te-activation-func")
         yield Setting("model.activation", "gelu_erf" if exact else "gelu", fusion)
     for name, key in (("--activation-func-clamp-value", "clamp"), ("--glu-linear-offset", "offset")):
-        if a[name] and gated and not a["--no-bias-swiglu-fusion"]:
+        if a[name] and a["--swiglu"] and not a["--no-bias-swiglu-fusion"]:
             yield Refusal(name, "the fused SwiGLU ignores it; add --no-bias-swiglu-fusion, or leave it out")
         elif a[name] and gated:
             yield Setting(f"model.activation_{key}", a[name], (name, "--no-bias-swiglu-fusion"))
     value: bool | str = "qkv" if a["--add-qkv-bias"] and not bias else bias
     yield Setting("model.bias", value, ("--disable-bias-linear", "--add-qkv-bias"))
+
+
+_ACTIVATIONS = ("--swiglu", "--squared-relu", "--quick-geglu")
+
+
+def _ffn_hidden_size(a: Given) -> int:
+    hidden: int = a["--hidden-size"] or 0
+    return int(a["--ffn-hidden-size"] or (4 * hidden * 2 // 3 // 64 * 64 if a["--swiglu"] else 4 * hidden))
+
+
+def _experts(a: Given) -> Iterator[Setting | Refusal]:
+    """Settings of [model.moe]."""
+    for key, flag in (("num_experts", "--num-experts"), ("top_k", "--moe-router-topk")):
+        yield Setting(f"model.moe.{key}", a[flag], (flag,))
+    size = a["--moe-ffn-hidden-size"] or (_ffn_hidden_size(a) if a["--ffn-hidden-size"] or a["--hidden-size"] else None)
+    yield Setting("model.moe.ffn_hidden_size", size, ("--moe-ffn-hidden-size", "--ffn-hidden-size"))
+    yield from _expert_layers(a)
+    score = a["--moe-router-score-function"]
+    if score not in ("softmax", "sigmoid"):
+        yield Refusal("--moe-router-score-function", "expected softmax or sigmoid")
+    else:
+        yield Setting("model.moe.score", score, ("--moe-router-score-function",), "softmax")
+    pre = a["--moe-router-pre-softmax"] and score == "softmax"
+    yield Setting("model.moe.normalize_weights", not pre, ("--moe-router-pre-softmax",), True)
+    copied: tuple[tuple[str, str], ...] = (
+        ("groups", "--moe-router-num-groups"),
+        ("groups_per_token", "--moe-router-group-topk"),
+        ("weight_scale", "--moe-router-topk-scaling-factor"),
+        ("z_loss_factor", "--moe-z-loss-coeff"),
+        ("shared_ffn_hidden_size", "--moe-shared-expert-intermediate-size"),
+    )
+    for key, flag in copied:
+        if a[flag]:
+            yield Setting(f"model.moe.{key}", a[flag], (flag,))
+    yield Setting("model.moe.shared_gate", a["--moe-shared-expert-gate"], ("--moe-shared-expert-gate",), False)
+    if a["--moe-router-enable-expert-bias"]:
+        yield Setting("model.moe.expert_bias", True, ("--moe-router-enable-expert-bias",))
+        rate = "--moe-router-bias-update-rate"
+        yield Setting("model.moe.expert_bias_rate", a[rate], (rate,))
+    yield from _balance(a)
+    if a["--moe-expert-capacity-factor"]:
+        yield from _capacity(a)
+
+
+def _expert_layers(a: Given) -> Iterator[Setting | Refusal]:
+    """A number, or a list as Python writes it: [0]*3+[1]*58."""
+    flag = "--moe-layer-freq"
+    text = "".join(str(a[flag]).split()).replace("(", "").replace(")", "")
+    if is_count(text) and int(text):
+        yield Setting("model.moe.interval", int(text), (flag,), 1)
+        return
+    if re.fullmatch(r"[01](,[01])+", text):
+        text = f"[{text}]"
+    layers: list[int] = []
+    for part in text.split("+"):
+        match = re.fullmatch(r"\[([01](?:,[01])*)\](?:\*([0-9]{1,5}))?", part)
+        if match is None:
+            yield Refusal(flag, "expected a number, or a list such as [0]*3+[1]*58")
+            return
+        layers += [int(number) for number in match[1].split(",")] * int(match[2] or 1)
+    yield Setting("model.moe.layers", layers, (flag,))
+
+
+def _balance(a: Given) -> Iterator[Setting | Refusal]:
+    flags = ("--moe-router-load-balancing-type", "--moe-aux-loss-coeff")
+    kind, factor = (a[flag] if isinstance(a[flag], str) else ",".join(map(str, a[flag] or ())) for flag in flags)
+    names = {"aux_loss": "microbatch", "seq_aux_loss": "sequence", "none": "none"}
+    if kind not in names:
+        yield Refusal(flags[0], "expected one of aux_loss, seq_aux_loss and none; the nearest is seq_aux_loss")
+        return
+    yield Setting("model.moe.balance", names[kind], flags[:1])
+    try:
+        number = float(factor)
+    except ValueError:
+        yield Refusal(flags[1], "expected one number")
+        return
+    yield Setting("model.moe.balance_factor", number, flags[1:])
+
+
+def _capacity(a: Given) -> Iterator[Setting | Refusal]:
+    names = {"probs": "weight", "position": "position"}
+    flags = ("--moe-expert-capacity-factor", "--moe-token-drop-policy")
+    if a[flags[1]] not in names:
+        yield Refusal(flags[1], "expected probs or position")
+        return
+    yield Setting("model.moe.capacity_factor", a[flags[0]], flags[:1])
+    yield Setting("model.moe.capacity_of", "microbatch", flags[:1])
+    yield Setting("model.moe.drop", names[a[flags[1]]], flags[1:], "weight")
 
 
 def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:

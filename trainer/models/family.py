@@ -109,8 +109,9 @@ class Form:
         tensor: its name there. ours, theirs: the dims of both sides. lengths: of the axes in them.
         theirs_in: axes of theirs of which ours is a part: (first, whole). ours_in: the same of ours.
         cut: the axis that tensor parallelism divides; "": none.
-        apart: number of an expert -> the name of its own tensor, in state dicts of Megatron whose layers are not
-            stacked; there theirs lacks the axis "expert". None: experts are not apart.
+        apart: (number of an expert, whether one layer computes all) -> the name of its own tensor, in state dicts of
+            Megatron that do not have those of all experts in one; theirs then lacks the axis "expert". None: it is of
+            no expert.
     """
 
     tensor: str
@@ -120,7 +121,7 @@ class Form:
     theirs_in: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     cut: str = ""
     ours_in: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    apart: Callable[[int], str] | None = None
+    apart: Callable[[int, bool], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

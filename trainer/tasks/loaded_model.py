@@ -33,7 +33,7 @@ from trainer.checkpoint.stored_files import files_of, folders_in
 from trainer.config.sections import MeshSection, PrecisionSection, RunConfig
 from trainer.convert.convert import DTYPES, open_model
 from trainer.convert.hf_folder import find_tokenizer
-from trainer.convert.model_folder import ModelFolder, read_json
+from trainer.convert.model_folder import ModelFolder, fill_buffers, read_json
 from trainer.convert.native import is_native
 from trainer.errors import out_of_memory_in
 from trainer.models.family import family_of
@@ -556,6 +556,7 @@ def _from_source(folder: ModelFolder, config: RunConfig, plan: Plan, *, world: W
         for piece in spec.pieces:
             stored = folder.source.read(f"weight/{piece.name}", (piece.start, piece.size))
             flat[piece.offset : piece.offset + math.prod(piece.size)] = stored.reshape(-1).to(flat)
+    fill_buffers(module, folder, family.buffers(plan.shape, place), device=world.device)
     return module
 
 

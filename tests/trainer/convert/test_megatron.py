@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import pickle
+import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -18,8 +19,12 @@ from safetensors.torch import load_file
 
 from mdata import DamageError, UsageError
 from tests.helpers.notes import Counted
+from tests.helpers.ranks import run_ranks
 from tests.trainer.convert.test_links import Held
+from tests.trainer.engines import layouts, microbatches, save_engine, small_config
 from trainer.checkpoint.format import RunState
+from trainer.config.parse import dump_config
+from trainer.config.sections import MoESection
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.distcp import ChunkSource
 from trainer.convert.links import Linked, covers_exactly
@@ -509,7 +514,7 @@ def _no_args(folder):
         (_cut_file, "__0_1.distcp is not whole"),
         (_flipped, "is damaged"),
         (_other_sizes, "linear_fc1.weight [2, 80, 16] instead of [2, 96, 16]"),
-        (_experts, "num_experts = 8"),
+        (_experts, "missing: decoder.layers.mlp.router.weight"),
         (_no_args, "has no args"),
         (lambda folder: (folder.parent / "latest_checkpointed_iteration.txt").write_text("../x"), "'../x'"),
     ],
@@ -703,3 +708,71 @@ def test_latents_are_written_and_read_in_both_forms(form, tp, tmp_path):
     back = everything(found.source)
     assert back.keys() == held.keys() and all(torch.equal(back[name], x) for name, x in held.items())
     assert effective(found.config) == effective(config)
+
+
+EXPERTS = MoESection(
+    num_experts=4, top_k=2, ffn_hidden_size=16, score="sigmoid", expert_bias=True, weight_scale=2.5, groups=2,
+    groups_per_token=1, shared_ffn_hidden_size=24, shared_gate=True, balance="none",
+)  # fmt: skip
+
+
+def _trained_experts(context, root, moe, activation):
+    """A checkpoint of two steps, in which weights, moments and biases of experts have changed."""
+    config = small_config("llama", dtype="fp32")
+    config = replace(config, model=replace(config.model, moe=moe, activation=activation))
+    engine = layouts(context, config)
+    for step in range(2):
+        engine.step(microbatches(engine, step), 1e-2).read()
+    text = dump_config(config)
+    run = RunState(step=2, consumed_samples=8, data_id="", data={}, optimizer_steps=2, config=text, versions={})
+    return save_engine(engine, root / "checkpoints", run=run)
+
+
+@pytest.mark.parametrize(
+    ("moe", "activation", "key"),
+    [
+        (EXPERTS, "swiglu", "decoder.layers.mlp.experts.experts.linear_fc1.weight"),
+        (
+            replace(EXPERTS, layers=(0, 1)),
+            "quick_geglu",
+            "decoder.layers.1.mlp.experts.experts.linear_fc1.weight",
+        ),
+    ],
+    ids=["every layer", "one of two layers"],
+)
+def test_experts_there_and_back(moe, activation, key, tmp_path):
+    (folder,) = run_ranks(_trained_experts, 1, tmp_path / "run", moe, activation)
+    before = open_model(folder)
+    expected = everything(before.source)
+    assert {name.partition("/")[0] for name in expected} == {"weight", "exp_avg", "exp_avg_sq", "buffer"}
+    for options in (
+        ConvertOptions(to="torch_dist", dtype="fp32"),
+        ConvertOptions(to="mp_rank", dtype="fp32", tp=2, pp=2),
+    ):
+        target = tmp_path / options.to
+        assert convert(folder, target, options=options)["check"]["largest_difference"] < 1e-5
+        model = open_model(target)
+        found = everything(model.source)
+        assert effective(model.config) | {"vocab_size": 0} == effective(before.config) | {"vocab_size": 0}
+        kept = {name for name in expected if options.to == "torch_dist" or name.startswith(("weight/", "buffer/"))}
+        assert found.keys() == kept and all(torch.equal(found[name], expected[name]) for name in kept)
+        result = convert(target, tmp_path / f"{options.to} back", options=ConvertOptions(to="mtrain"))
+        assert result["check"]["largest_difference"] < 1e-5
+    source = ChunkSource(tmp_path / "torch_dist/iter_0000002")
+    assert source.tensors[key].shape[-3:] == (4, 32, before.shape.hidden_size)
+    stored = load_torch(tmp_path / "mp_rank/iter_0000002/mp_rank_00_001" / FILE)["model"]
+    assert stored["decoder.layers.0.mlp.experts.local_experts.3.linear_fc2.weight"].shape[1] == 8
+
+
+def test_experts_of_grouped_layers_are_read(tmp_path):
+    (folder,) = run_ranks(_trained_experts, 1, tmp_path / "run", EXPERTS, "swiglu")
+    convert(folder, tmp_path / "classic", options=ConvertOptions(to="mp_rank", dtype="fp32", check=False))
+    expected = everything(open_model(tmp_path / "classic").source)
+    path = tmp_path / "classic/iter_0000002/mp_rank_00" / FILE
+    state = load_torch(path)
+    local = re.compile(r"experts\.local_experts\.(\d)\.(\w+)\.weight")
+    state["model"] = {local.sub(r"experts.\2.weight\1", name): x for name, x in state["model"].items()}
+    path.unlink()
+    torch.save(state, path)
+    found = everything(open_model(tmp_path / "classic").source)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)

@@ -41,7 +41,8 @@ FSDP, SWIGLU, ROPE = "--use-megatron-fsdp", "--swiglu --no-bias-swiglu-fusion", 
 YARN = "--position-embedding-type yarn --rotary-scaling-factor 4"
 NORMED = f"{ROPE} --disable-bias-linear --qk-layernorm"
 LATENT = f"{NORMED} --multi-latent-attention"
-FIM = "--fim-data"
+FIM, EXPERTS = "--fim-data", "--num-experts 8"
+BIASED = "--moe-router-score-function sigmoid --moe-router-enable-expert-bias"
 RELATIVE = "--decoder-seq-length 12 --position-embedding-type relative"
 # Of other programs than pretrain_gpt.py, whose families may not be there yet.
 PROGRAM_OF = {
@@ -124,6 +125,25 @@ EXAMPLES = f"""
 --window-size | | 7,0 | 8
 --window-attn-skip-freq | --window-size 7,0 | 4 | 4
 --softmax-type | | learnable | "learned"
+--quick-geglu | --no-bias-gelu-fusion | | "quick_geglu"
+--num-experts | | 8 | 8
+--moe-router-topk | {EXPERTS} | 3 | 3
+--moe-ffn-hidden-size | {EXPERTS} | 48 | 48
+--moe-layer-freq | {EXPERTS} | '([0]*3+[1]*5)' | [0, 0, 0, 1, 1, 1, 1, 1]
+--moe-router-load-balancing-type | {EXPERTS} | seq_aux_loss | "sequence"
+--moe-aux-loss-coeff | {EXPERTS} | 0.02 | 0.02
+--moe-z-loss-coeff | {EXPERTS} | 0.001 | 0.001
+--moe-router-score-function | {EXPERTS} | sigmoid | "sigmoid"
+--moe-router-pre-softmax | {EXPERTS} | | false
+--moe-router-num-groups | {EXPERTS} | 2 | 2
+--moe-router-group-topk | {EXPERTS} --moe-router-num-groups 2 | 1 | 1
+--moe-router-topk-scaling-factor | {EXPERTS} | 2.5 | 2.5
+--moe-router-enable-expert-bias | {EXPERTS} --moe-router-score-function sigmoid | | true
+--moe-router-bias-update-rate | {EXPERTS} {BIASED} | 0.01 | 0.01
+--moe-expert-capacity-factor | {EXPERTS} | 1.25 | 1.25
+--moe-token-drop-policy | {EXPERTS} --moe-expert-capacity-factor 1 | position | "position"
+--moe-shared-expert-intermediate-size | {EXPERTS} | 96 | 96
+--moe-shared-expert-gate | {EXPERTS} --moe-shared-expert-intermediate-size 96 | | true
 --attention-dropout | | 0.2 | 0.2
 --hidden-dropout | | 0.2 | 0.2
 --untie-embeddings-and-output-weights | | | false

@@ -63,15 +63,17 @@ _LATENT_FUSED: Mapping[str, str] = MappingProxyType(
 
 def tensor(name: str, size: tuple[int, ...], shape: GPTShape, version: float, fused: bool) -> Form:
     """Where one of our tensors is in theirs."""
-    rest = split_block(name)[1]
+    block, rest = split_block(name)
     if rest == "attention.sink":
         return Form("self_attention.core_attention.softmax_offset", "row", "row", {"row": size[0]}, cut="row")
     part, kind = rest.rsplit(".", 1)
     if part.startswith("mlp.experts."):
-        return _of_experts(part.rsplit(".", 1)[1], kind, size=size, shape=shape, fused=fused)
+        return _of_experts(part.rsplit(".", 1)[1], kind, size=size, shape=shape)
     if part == "mlp.shared_gate":
         lengths = dict(zip(("row", "column"), size, strict=True))
         return Form("mlp.shared_experts.gate_weight", "row column", "row column", lengths)
+    if part == "mlp_norm" and block is not None and shape.moe is not None and shape.moe.has_experts(block):
+        fused = False  # no layer of experts holds the norm before it
     names, of_fused = (_LATENT_NAMES, _LATENT_FUSED) if shape.mla else (_NAMES, _FUSED)
     theirs = f"{of_fused[part]}{kind}" if part in of_fused and fused else f"{names[part]}.{kind}"
     columns = " column" if len(size) == 2 else ""
@@ -89,7 +91,7 @@ def tensor(name: str, size: tuple[int, ...], shape: GPTShape, version: float, fu
     return Form(theirs, f"row{columns}", f"row{columns}", lengths, {}, cut)
 
 
-def _of_experts(part: str, kind: str, *, size: tuple[int, ...], shape: GPTShape, fused: bool) -> Form:
+def _of_experts(part: str, kind: str, *, size: tuple[int, ...], shape: GPTShape) -> Form:
     """All experts of a layer: one tensor in torch_dist, elsewhere one of each, whose names depend on its module."""
     layer, columns = "linear_fc2" if part == "down" else "linear_fc1", " column" if len(size) == 3 else ""
     lengths = dict(zip(("expert", "row", "column"), size, strict=False))
@@ -97,8 +99,8 @@ def _of_experts(part: str, kind: str, *, size: tuple[int, ...], shape: GPTShape,
     rows = f"{'(half row)' if half else 'row'}{columns}"
     cut = "row" if part != "down" else "column" if columns else ""
 
-    def apart(number: int) -> str:
-        if fused:  # of Transformer Engine's grouped layers
+    def apart(number: int, grouped: bool) -> str:
+        if grouped:  # of Transformer Engine
             return f"mlp.experts.{layer}.{kind}{number}"
         return f"mlp.experts.local_experts.{number}.{layer}.{kind}"
 
@@ -146,6 +148,7 @@ def arguments(keys: Json) -> dict[str, Any]:
         "layernorm_epsilon": keys["norm_epsilon"],
         "apply_layernorm_1p": keys.get("norm_zero_centered", False),
         "swiglu": gated,
+        "quick_geglu": keys["activation"] == "quick_geglu",
         "squared_relu": keys["activation"] == "squared_relu",
         "bias_gelu_fusion": keys["activation"] == "gelu",
         "bias_swiglu_fusion": not (keys.get("activation_clamp") or keys.get("activation_offset")),
@@ -160,7 +163,7 @@ def arguments(keys: Json) -> dict[str, Any]:
         "untie_embeddings_and_output_weights": not keys["tie_embeddings"],
         "init_method_std": keys["init_std"],
         **(_latent_arguments(keys) if latent else {}),
-    }
+    } | (_expert_arguments(keys) if "moe.num_experts" in keys else {})
 
 
 def _latent_arguments(keys: Json) -> dict[str, Any]:
@@ -177,6 +180,27 @@ def _latent_arguments(keys: Json) -> dict[str, Any]:
         "rotary_scaling_factor": keys["rope_factor"] if scaled else 1.0,
         "mscale": keys.get("mla.mscale", 1.0),
         "mscale_all_dim": keys.get("mla.mscale_all_dim", 0.0),
+    }
+
+
+def _expert_arguments(keys: Json) -> dict[str, Any]:
+    layers = list(keys["moe.layers"])
+    return {
+        "num_experts": keys["moe.num_experts"],
+        "moe_router_topk": keys["moe.top_k"],
+        "moe_ffn_hidden_size": keys["moe.ffn_hidden_size"],
+        "moe_layer_freq": 1 if all(layers) else layers,
+        "moe_router_score_function": keys["moe.score"],
+        "moe_router_pre_softmax": not keys["moe.normalize_weights"],
+        "moe_router_num_groups": keys["moe.groups"] if keys["moe.groups"] > 1 else None,
+        "moe_router_group_topk": keys["moe.groups_per_token"] if keys["moe.groups"] > 1 else None,
+        "moe_router_topk_scaling_factor": keys["moe.weight_scale"] if keys["moe.weight_scale"] != 1 else None,
+        "moe_router_enable_expert_bias": keys["moe.expert_bias"],
+        "moe_router_load_balancing_type": "none",
+        "moe_expert_capacity_factor": keys["moe.capacity_factor"] or None,
+        "moe_token_drop_policy": {"weight": "probs"}.get(keys.get("moe.drop", "weight"), "position"),
+        "moe_shared_expert_intermediate_size": keys["moe.shared_ffn_hidden_size"] or None,
+        "moe_shared_expert_gate": keys.get("moe.shared_gate", False),
     }
 
 
