@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, get_args
@@ -219,6 +219,8 @@ class Family:
             on each rank that has it. Its stages then have `next_buffers`, see models/stage.py.
         losses: shape -> the names of losses beside that of the labels, which any stage may add, see models/stage.py.
         counts: shape -> name -> how many numbers; they are summed over a step, and any stage may add to them.
+        metrics: (shape, counts of a step) -> what a line of metrics.jsonl says of them.
+        active: shape -> the parameters that compute a token; None: all do.
         flops_per_token: (shape, document lengths, see `Plan`) -> operations of forward and backward.
         activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
         stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
@@ -257,6 +259,8 @@ class Family:
     buffers: Callable[[Any, Place], tuple[ParamSpec, ...]] = lambda *_: ()
     losses: Callable[[Any], tuple[str, ...]] = lambda _: ()
     counts: Callable[[Any], Mapping[str, int]] = lambda _: {}
+    metrics: Callable[[Any, Mapping[str, Sequence[float]]], dict[str, Any]] = lambda *_: {}
+    active: Callable[[Any], int] | None = None
     hugging_face: HuggingFace | None = None
     megatron: Megatron | None = None
 

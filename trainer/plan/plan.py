@@ -15,7 +15,14 @@ from trainer.parallel.params import Place
 from trainer.plan.check import DataFacts, check
 from trainer.plan.lengths import ScheduleLengths, run_length, schedule_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
-from trainer.plan.stages import PipelineLayout, count_parameters, flops_per_token, pipeline_layout, rank_parameters
+from trainer.plan.stages import (
+    PipelineLayout,
+    count_active,
+    count_parameters,
+    flops_per_token,
+    pipeline_layout,
+    rank_parameters,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +36,8 @@ class Plan:
         steps, num_samples: of the whole run.
         heads_per_rank, kv_heads_per_rank: attention heads of one tp rank.
         shape: the model, independent of the layout except for the padding of its vocabulary.
-        num_parameters: of the logical model, without padding.
+        num_parameters: of the logical model, without padding. active_parameters: those that compute a token, in a model
+            with experts.
         parameters_per_rank: most elements that the first rank of a tp group holds, with padding.
         parameters_per_stage: the same for each pipeline rank.
         flops_per_token: floating-point operations of forward and backward, as the family counts them.
@@ -54,6 +62,7 @@ class Plan:
     kv_heads_per_rank: int
     shape: ModelShape
     num_parameters: int
+    active_parameters: int
     parameters_per_rank: int
     parameters_per_stage: tuple[int, ...]
     flops_per_token: int
@@ -125,6 +134,7 @@ def make_plan(
         kv_heads_per_rank=max(1, shape.num_kv_heads // tp),
         shape=shape,
         num_parameters=count_parameters(family, shape),
+        active_parameters=count_active(family, shape),
         parameters_per_rank=max(counts),
         parameters_per_stage=counts,
         flops_per_token=flops_per_token(family, shape, document_lengths=document_lengths),

@@ -281,6 +281,20 @@ def count_parameters(family: Family, shape: ModelShape) -> int:
     return _count_parameters(family.parameters, cast(Hashable, shape))
 
 
+def count_active(family: Family, shape: ModelShape) -> int:
+    """Those of them that compute a token."""
+    return (
+        count_parameters(family, shape)
+        if family.active is None
+        else _count_active(family.active, cast(Hashable, shape))
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _count_active(count: Callable[[Any], int], shape: Hashable, /) -> int:
+    return count(shape)
+
+
 def flops_per_token(family: Family, shape: ModelShape, *, document_lengths: tuple[int, ...]) -> int:
     """Operations of forward and backward for a token, as the family counts them; `document_lengths`: see `Plan`."""
     return _flops_per_token(family.flops_per_token, cast(Hashable, shape), document_lengths)

@@ -87,6 +87,7 @@ class _Step(msgspec.Struct):
     valid: dict[str, float | None] | None = None
     test: dict[str, float] | None = None
     tasks: dict[str, float | None] | None = None
+    experts: dict[str, dict[str, float | list[int]]] | None = None
 
 
 class _Generated(msgspec.Struct):

@@ -43,6 +43,7 @@ OPTIMIZER = (  # key of metrics.jsonl, name on the page, whether it is drawn if 
     ("weight_decay", "weight decay", False),
     ("loss_scale", "loss scale", False),
 )
+EXPERT_LINES = 50  # last lines of metrics over which loads of experts are averaged
 
 
 # Styles of a run's page in addition to a blend's.
@@ -188,6 +189,7 @@ def render(run: ReportedRun, corpora: Corpora) -> str:
         f'<div class="row">{_loss_table(corpora.valid)}{_test_losses(run)}{_throughput(run, axis)}</div>',
         _tasks(run, axis),
         _optimizer(run, axis),
+        _experts(run, axis),
         _read(corpora),
         _texts(run, corpora),
         _pipeline(run),
@@ -426,6 +428,32 @@ def _optimizer(run: ReportedRun, axis: plots.Axis) -> str:
         return ""
     lead = f"at the last line of metrics: {', '.join(sentences)}"
     return f'<h2>Optimizer</h2><p class="lead">{lead}</p><div class="row">{"".join(panels)}</div>'
+
+
+def _experts(run: ReportedRun, axis: plots.Axis) -> str:
+    """How even the load of experts is, by layer; empty for models without experts."""
+    lines = [line for line in run.metrics if line.get("experts")]
+    if not lines:
+        return ""
+    scale, last = run.config.train.sequence_length / 1e6, lines[-EXPERT_LINES:]
+    worst = [
+        (line["consumed_samples"] * scale, max(float(layer.get("max", 0)) for layer in line["experts"].values()))
+        for line in lines
+    ]
+    name = "busiest expert of all layers"
+    drawing = plots.over_tokens(name, worst, quantity="load over the mean", axis=axis)
+    names = ("max", "min", "entropy", "dropped")
+    rows = []
+    for layer in lines[-1]["experts"]:
+        numbers = {key: [of[key] for line in last if key in (of := line["experts"].get(layer, {}))] for key in names}
+        cells = [_number(f"{sum(found) / len(found):.4g}" if found else "-") for found in numbers.values()]
+        rows.append([Cell(layer), *cells])
+    header = ["layer", "busiest", "idlest", "entropy, nats", "share dropped"]
+    lead = f"means of the last {len(last)} lines of metrics; loads are in multiples of an equal share"
+    return (
+        f'<h2>Experts</h2><p class="lead">{lead}</p><div class="row">'
+        f"<div>{table(header, rows)}</div><div><h3>{name}</h3>{drawing}</div></div>"
+    )
 
 
 def _read(corpora: Corpora) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import mdata
+from trainer.models.family import family_of
 from trainer.plan.devices import device_named
 from trainer.plan.plan import Plan
 from trainer.run.engine import Engine
@@ -69,6 +70,7 @@ class Measuring:
             "weight_decay": report.weight_decay,
             **({"loss_scale": report.loss_scale} if self._engine.scaler else {}),
             **({"named_losses": named} if named else {}),
+            **family_of(self._engine.config).metrics(self._plan.shape, report.counts),
             **({"params_norm": report.params_norm} if run.log_params_norm else {}),
             **({"num_zeros": report.num_zeros} if run.log_num_zeros else {}),
             "step_time_s": times.step_time_s,

@@ -18,6 +18,7 @@ from trainer.config.sections import (
     DataSection,
     MeshSection,
     ModelSection,
+    MoESection,
     OptimizerSection,
     RunConfig,
     RunSection,
@@ -144,3 +145,41 @@ def test_commands_know_it(tmp_path, capsys):
         mdata.trace_run(tmp_path / "run")
     assert main(["generate", str(tmp_path / "run"), "--prompt", "a"]) == 2
     assert "tokenizer" in capsys.readouterr().err
+
+
+def test_experts_are_trained_measured_reported_and_resumed(tmp_path, capsys):
+    """With everything that a run has: bias, balance, evaluation, a checkpoint, the plan, the report."""
+    experts = MoESection(
+        num_experts=4,
+        top_k=2,
+        ffn_hidden_size=16,
+        layers=(0, 1),
+        score="sigmoid",
+        expert_bias=True,
+        capacity_factor=1.0,
+    )
+    config = config_of(tmp_path / "whole", steps=4, interval=2)
+    config = replace(config, model=replace(config.model, moe=experts))
+    world = join_world(Mesh(1, 1))
+    train(config, world)
+    lines = read_metrics(tmp_path / "whole")
+    for line in lines:
+        (layer,) = line["experts"].values()
+        assert set(line["experts"]) == {"1"} and set(line["named_losses"]) == {"balance_1"}
+        slots = 4 * 32 * 2
+        assert sum(layer["load"]) == pytest.approx(slots * (1 - layer["dropped"])) and 0 < layer["dropped"] < 0.5
+        assert max(layer["load"]) / (sum(layer["load"]) / 4) == pytest.approx(layer["max"])
+        assert 0 <= layer["min"] <= 1 <= layer["max"] <= 4 and 0 < layer["entropy"] <= math.log(4) + 1e-9
+    half = replace(config, run=replace(config.run, folder=str(tmp_path / "half")))
+    train(replace(half, train=replace(half.train, exit_interval=2)), world)
+    train(half, world)
+    keys = ("loss", "grad_norm", "experts")
+    resumed = read_metrics(tmp_path / "half")
+    assert [[line[key] for key in keys] for line in resumed] == [[line[key] for key in keys] for line in lines]
+    (tmp_path / "run.toml").write_text(dump_config(config))
+    assert main(["plan", str(tmp_path / "run.toml")]) == 0
+    text = capsys.readouterr().out
+    assert "active for a token" in text
+    assert main(["report", str(tmp_path / "whole")]) == 0
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert "<h2>Experts</h2>" in page and "busiest" in page

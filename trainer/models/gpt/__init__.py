@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer.models.family import Family, built_by
 from trainer.models.gpt.check import cut_by_tp, float8_sizes, model_problems
-from trainer.models.gpt.cost import flops_per_token, stage_cost
+from trainer.models.gpt.cost import active_parameters, flops_per_token, stage_cost
 from trainer.models.gpt.huggingface import HUGGING_FACE
 from trainer.models.gpt.megatron import MEGATRON
 from trainer.models.gpt.memory import activation_bytes
@@ -13,6 +13,7 @@ from trainer.models.gpt.shape import (
     counts,
     decode_state,
     effective_keys,
+    expert_metrics,
     function_keys,
     gpt_shape,
     kinds,
@@ -39,6 +40,8 @@ FAMILY = Family(
     buffers=buffer_table,
     losses=losses,
     counts=counts,
+    metrics=expert_metrics,
+    active=active_parameters,
     hugging_face=HUGGING_FACE,
     megatron=MEGATRON,
 )

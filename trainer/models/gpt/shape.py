@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ _OF_SCALING = {
 _SCALING_KEYS = {key for keys in _OF_SCALING.values() for key in keys}
 # Keys of [model.moe] that training has, and that leave the function as it is.
 _MOE_TRAINING = ("expert_bias_rate", "balance", "balance_factor", "z_loss_factor")
+_MOST_LISTED = 1024  # experts of all layers whose loads a line of metrics.jsonl lists
 Kind = Literal["full", "window", "full experts", "window experts"]  # of a block: what it attends to, and its MLP
 VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
 
@@ -352,6 +353,28 @@ def decode_state(shape: GPTShape, kind: str) -> DecodeState:
         return DecodeState(tensors=tensors, last=last, divided=False, restart=restart)
     heads = (shape.num_kv_heads, shape.head_dim)
     return DecodeState(tensors={"key": heads, "value": heads}, last=last, restart=restart)
+
+
+def expert_metrics(shape: GPTShape, counts: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Of each layer with experts: the tokens of each expert, unless there are very many, and what they say."""
+    moe, layers = shape.moe, dict[str, Any]()
+    if moe is None:
+        return {}
+    listed = len(counts) * moe.num_experts <= _MOST_LISTED
+    for name, numbers in counts.items():
+        *load, dropped, entropy = numbers
+        slots = sum(load) + dropped
+        if not slots:
+            continue
+        mean = sum(load) / moe.num_experts
+        layers[name.removeprefix("experts_")] = {
+            "max": max(load) / mean if mean else 0.0,
+            "min": min(load) / mean if mean else 0.0,
+            "entropy": entropy / (slots / moe.top_k),
+            **({"dropped": dropped / slots} if moe.capacity_factor else {}),
+            **({"load": [round(tokens) for tokens in load]} if listed else {}),
+        }
+    return {"experts": layers} if layers else {}
 
 
 def padded_vocab_size(vocab_size: int, tp: int) -> int:
