@@ -161,7 +161,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"model": {"activation": "relu", "activation_clamp": 2.0}},
             2,
-            "model.activation_clamp=2.0 needs model.activation from swiglu, geglu, geglu_tanh; "
+            "model.activation_clamp=2.0 needs model.activation from swiglu, geglu, geglu_tanh, quick_geglu; "
             "set that, or leave model.activation_clamp out",
         ),
         (
