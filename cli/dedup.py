@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
     add("--rows", type=int, default=8, metavar="R", help="values of a band; more find fewer documents (default: 8)")
     add("--ngram", default="5", metavar="N", help="words of an n-gram, or characters:N (default: 5)")
     add("--hash", default="xxhash64", choices=get_args(Hash), help="hash of an n-gram (default: xxhash64)")
-    add("--verify", type=float, default=0.0, metavar="J", help="compare documents: keep those that share less n-grams")
+    add("--verify", type=float, default=0.0, metavar="J", help="compare near-duplicates: keep those that share less")
     add("--workers", type=int, default=0, metavar="W", help="threads (default: all cores)")
     add("--shard", metavar="K/N", help="of a stage: task K of N (default: 1/1)")
     add("--parts", type=int, default=0, metavar="N", help="tasks that sign had (default: those that are there)")

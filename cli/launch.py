@@ -1,12 +1,14 @@
 r"""Run a command of mdata in parts: on this machine, as Slurm array jobs, or on a Ray cluster.
 
-Run the same command again to start missing parts. State and logs are in PREFIX.job; see mdata status, mdata tail.
+preprocess is run in parts, which are then merged; dedup in stages, one after the other, each in tasks. Run the same
+command again to start what is missing. State and logs are in PREFIX.job or FOLDER.job; see mdata status, mdata tail.
 
 Examples:
   mdata launch local --parts 8 --at-once 2 -- preprocess --input web.jsonl --output-prefix big \
       --tokenizer-type ByteTokenizer --append-eod
   mdata launch slurm --parts 64 --cpus 8 --partition long -- preprocess --input text \
       --output-prefix out/text --tokenizer-type HuggingFaceTokenizer --tokenizer-model tok
+  mdata launch local --parts 8 --at-once 2 -- dedup --input web.jsonl --output web-repeats
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import argparse
 
 import mdata
 from mdata.launching.job_folder import MERGE, Job, Phase, discard_unstarted, launching, save_job
-from mdata.launching.plan_launch import plan_launch
+from mdata.launching.plan_launch import plan_dedup, plan_launch
 from mdata.progress import Progress
 from mdata.util.machine_limits import usable_cores
 
 from .console import Console, Parser
+from .dedup import add_arguments as add_dedup
+from .dedup import options_of as dedup_options
 from .preprocess import add_arguments as add_preprocess
 from .preprocess import options_of
 
@@ -30,7 +34,7 @@ Steps = list[tuple[Phase, list[int]]]
 def add_arguments(parser: Parser) -> None:
     """The engine and its resources; the command follows after --."""
     add = parser.add_argument
-    parser.usage = f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess --input PATH ..."
+    parser.usage = f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess|dedup --input PATH ..."
     add("engine", choices=("local", "slurm", "ray"), help="what runs the parts")
     add("--parts", type=int, required=True, metavar="N", help="number of parts")
     add("--cpus", type=int, metavar="N", help="CPUs per part (local: all cores / --at-once; otherwise 4)")
@@ -39,8 +43,9 @@ def add_arguments(parser: Parser) -> None:
         "--merge",
         choices=("reference", "copy", "none"),
         default="reference",
-        help="how to merge the parts, see mdata merge (default: reference)",
+        help="of preprocess: how to merge the parts, see mdata merge (default: reference)",
     )
+    add("--ranges", type=int, default=0, metavar="N", help="of dedup: tasks that match keys (default: bands + 1)")
     add("--address", default="auto", metavar="A", help="ray: address of the cluster (default: that of this node)")
     add_slurm_options(parser)
 
@@ -69,8 +74,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise mdata.UsageError(f"--{name.replace('_', '-')} {getattr(arguments, name)}", expected="at least 1")
     with console.progress() as progress:
-        words, options = _command(arguments.command)
-        job = plan_launch(words, options, num_parts=arguments.parts, merge=arguments.merge, progress=progress)
+        job = _plan(arguments, progress)
         with launching(job.folder):
             save_job(job)
             steps = job.to_run()
@@ -90,18 +94,28 @@ def _launch(arguments: argparse.Namespace, job: Job, steps: Steps, *, progress: 
         raise
 
 
-def _command(words: list[str]) -> tuple[list[str], mdata.PreprocessOptions]:
-    if words[:1] != ["preprocess"]:
+def _plan(arguments: argparse.Namespace, progress: Progress) -> Job:
+    """The job of the command."""
+    words = arguments.command
+    if words[:1] not in (["preprocess"], ["dedup"]):
         raise mdata.UsageError(
-            f"{' '.join(words[:1]) or 'no command'} cannot be launched", expected="-- preprocess and its options"
+            f"{' '.join(words[:1]) or 'no command'} cannot be launched",
+            expected="-- preprocess and its options, or -- dedup and its options",
         )
-    parser = Parser(prog="mdata preprocess")
-    add_preprocess(parser)
+    parser = Parser(prog=f"mdata {words[0]}")
+    (add_preprocess if words[0] == "preprocess" else add_dedup)(parser)
     parser.words = words[1:]
     parsed = parser.parse_intermixed_args(words[1:])
+    if words[0] == "dedup":
+        if parsed.stage:
+            raise mdata.UsageError(f"{parsed.stage} is one stage", expected="all of dedup", fix="leave the stage out")
+        return plan_dedup(
+            words, dedup_options(parsed), num_parts=arguments.parts, ranges=arguments.ranges, progress=progress
+        )
     if parsed.dry_run:
         raise mdata.UsageError("--dry-run writes nothing, so there are no parts to launch", fix="run it by itself")
-    return words, options_of(parsed)[0]
+    options = options_of(parsed)[0]
+    return plan_launch(words, options, num_parts=arguments.parts, merge=arguments.merge, progress=progress)
 
 
 def _start(arguments: argparse.Namespace, job: Job, steps: Steps, *, progress: Progress) -> str:
@@ -132,4 +146,5 @@ def _count(job: Job) -> str:
 
 
 def _facts(job: Job, started: list[int]) -> dict[str, object]:
-    return {"job": str(job.folder), "parts": job.num_parts, "started": started, "merge_log": str(job.log(MERGE))}
+    merge = {} if job.merge == "none" and job.dedup else {"merge_log": str(job.log(MERGE))}
+    return {"job": str(job.folder), "parts": job.num_parts, "started": started, **merge}

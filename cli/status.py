@@ -57,7 +57,7 @@ def _summary(status: JobStatus) -> str:
         conditions = Counter(part.condition for part in of_phase)
         counts = ", ".join(f"{conditions[name]:,} {name}" for name in CONDITIONS if conditions[name])
         count = f"{conditions.total():,}"
-        lines.append(f"{count} parts: {counts}{merged}" if phase == "part" else f"{phase}: {count} tasks: {counts}")
+        lines.append(f"{count} parts: {counts}{merged}" if phase == "part" else f"{phase}: {counts}")
     rate = f"{status.bytes_per_s / 1e6:,.1f} MB/s"
     left = "unknown" if status.seconds_left is None else _duration(status.seconds_left)
     lines.append(f"{status.done_bytes / 1e6:,.1f} of {status.input_bytes / 1e6:,.1f} MB, {rate}, time left: {left}")

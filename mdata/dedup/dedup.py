@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,13 +95,13 @@ def run_stage(options: DedupOptions, stage: Stage, progress: Progress = SILENT) 
         if job.is_finished():
             progress.note("this result is finished and made of the same input; nothing is left to do")
             shutil.rmtree(job.work, ignore_errors=True)
-            shutil.rmtree(job.work, ignore_errors=True)
+            _remove_work(job)
             return DedupResult(job.folder, **result_counts(job.folder))
         _begin(job)
         if stage == "group":
             with _writing(job):
                 group(job, progress)
-                shutil.rmtree(job.work)
+                _remove_work(job)
             return DedupResult(job.folder, **result_counts(job.folder))
         held = f"another process runs this task of {stage}", "wait for it to end"
         with file_lock.hold(job.done_path(stage, options.shard).with_suffix(".lock"), remove=True, held=held):
@@ -122,8 +122,18 @@ def _writing(job: DedupJob) -> Iterator[None]:
 def _begin(job: DedupJob) -> None:
     """Make the folder of the job, and say there what it is."""
     job.work.mkdir(parents=True, exist_ok=True)
-    if not (job.work / "job.json").exists():
-        atomic_io.atomic_write(job.work / "job.json", json.dumps(job.identity).encode())
+    path = job.work / "job.json"
+    if not path.exists():
+        with file_lock.wait_for(path.with_suffix(".lock")):  # tasks begin side by side
+            if not path.exists():
+                atomic_io.atomic_write(path, json.dumps(job.identity).encode())
+
+
+def _remove_work(job: DedupJob) -> None:
+    """Remove what stages left for each other; what other jobs left stays."""
+    shutil.rmtree(job.work, ignore_errors=True)
+    with suppress(OSError):
+        job.work.parent.rmdir()
 
 
 def _run_task(job: DedupJob, stage: Stage, task: PartNumber, progress: Progress) -> None:

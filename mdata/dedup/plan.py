@@ -21,6 +21,7 @@ from blake3 import blake3
 from mdata import _core
 from mdata.dedup.row_set import FACTS, path_of
 from mdata.errors import DamageError, UsageError
+from mdata.object_storage.address import is_address
 from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter
 from mdata.sources.input_files import STDIN, SourceFile, find_inputs
@@ -141,6 +142,8 @@ class DedupJob:
             "inputs": [[path_of(file), file.size_bytes, file.modified_ns] for file in self.files],
         }
         self.name = blake3(json.dumps(self.identity, sort_keys=True).encode()).hexdigest(length=8)
+        if is_address(options.output):
+            raise UsageError(f"{options.output} is in object storage", expected="a folder, for --output of mdata dedup")
         self.folder = Path(options.output)
         self.work = self.folder / WORK / self.name
 
@@ -231,6 +234,15 @@ class DedupJob:
 def done_name(stage: str, task: PartNumber) -> str:
     """The name of a done-file."""
     return f"{stage}-{task.number:05}-of-{task.count:05}.json"
+
+
+def finished_job(folder: Path) -> str | None:
+    """The name of the job whose result a folder holds; None: there is none that can be read."""
+    try:
+        job = json.loads((folder / FACTS).read_bytes()).get("job")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return job if isinstance(job, str) else None
 
 
 def read_facts(path: Path) -> dict[str, Any]:

@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from mdata.dedup.plan import WORK, done_name, finished_job
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import is_address, parse_address
 from mdata.preprocessing.parts import part_name, part_prefix
-from mdata.progress import Progress
+from mdata.progress import SILENT, Progress
 from mdata.sources.sections import PartNumber
 from mdata.util import atomic_io, file_lock
 from mdata.util.commands import command_line
@@ -69,10 +71,28 @@ class Phase:
         more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
         return f"{len(numbers)} of {count} {self.tasks} ({', '.join(named)}{more})"
 
-    def begin(self, progress: Progress, count: int) -> None:
-        """Begin to report that so many tasks end; a single task has nothing to count."""
-        if self.name not in SINGLE_TASKS:
-            progress.begin(f"running {self.tasks}", count, unit="parts" if self.name == "part" else "tasks")
+    @contextmanager
+    def reported(self, progress: Progress, count: int) -> Iterator[Progress]:
+        """Report that so many tasks end; a single task has nothing to count."""
+        if self.name in SINGLE_TASKS:
+            yield SILENT
+            return
+        progress.begin(f"running {self.tasks}", count, unit="parts" if self.name == "part" else "tasks")
+        yield progress
+        progress.end()
+
+
+@dataclass(frozen=True)
+class DedupStages:
+    """What the phases of a job of `dedup` are.
+
+    Attributes:
+        job: the hash of its options and inputs. stages: in order. ranges: tasks of `match`.
+    """
+
+    job: str
+    stages: tuple[str, ...]
+    ranges: int
 
 
 @dataclass(frozen=True)
@@ -88,6 +108,7 @@ class Job:
         results: what follows a part's name in the names of its manifests, "text_document".
         input_bytes: of all inputs on disk, when the job was launched.
         work_folder: for results in object storage, where parts make them; each has a folder of its own there.
+        dedup: of a job of `dedup`.
     """
 
     words: tuple[str, ...]
@@ -98,6 +119,7 @@ class Job:
     results: tuple[str, ...]
     input_bytes: int
     work_folder: str | None = None
+    dedup: DedupStages | None = None
 
     @property
     def is_stored(self) -> bool:
@@ -113,10 +135,34 @@ class Job:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """What is run, in this order."""
+        if self.dedup is not None:
+            return tuple(self._dedup_phases(self.dedup))
         parts = Phase("part", range(1, self.num_parts + 1), self._words_of_part, self.done_parts)
         merged = lambda: frozenset([MERGE] if self.is_merged() else ())  # noqa: E731
         merge = Phase("merge", range(MERGE, MERGE + 1), self._words_of_merge, merged)
         return (parts,) if self.merge == "none" else (parts, merge)
+
+    def _dedup_phases(self, dedup: DedupStages) -> Iterator[Phase]:
+        counts = {"match": dedup.ranges, "group": 1}
+        number = 1
+        for stage in dedup.stages:
+            count = counts.get(stage, self.num_parts)
+            numbers = range(number, number + count)
+            words = partial(self._words_of_stage, dedup, stage, count)
+            yield Phase(stage, numbers, words, partial(self._done_of_stage, dedup, stage, numbers))
+            number += count
+
+    def _words_of_stage(self, dedup: DedupStages, stage: str, count: int, place: int) -> list[str]:
+        counts = ["--parts", str(self.num_parts), "--ranges", str(dedup.ranges), "--shard", f"{place}/{count}"]
+        return ["dedup", stage, *self.words[1:], *counts]
+
+    def _done_of_stage(self, dedup: DedupStages, stage: str, numbers: range) -> frozenset[int]:
+        output = Path(self.cwd, self.output_prefix)
+        if finished_job(output) == dedup.job:
+            return frozenset(numbers)
+        work = output / WORK / dedup.job
+        tasks = {number: PartNumber(place, len(numbers)) for place, number in enumerate(numbers, 1)}
+        return frozenset(number for number, task in tasks.items() if (work / done_name(stage, task)).exists())
 
     def phase_of(self, number: int) -> Phase:
         """The phase of a task."""
@@ -181,9 +227,9 @@ class Job:
         return self.merge == "none" or (read_state(self, MERGE) or PartState("waiting")).code == 0
 
     def missing(self) -> list[int]:
-        """The parts that are not done."""
-        done = self.done_parts()
-        return [number for number in range(1, self.num_parts + 1) if number not in done]
+        """The tasks that are not done, but for the merge."""
+        phases = [phase for phase in self.phases if phase.name != "merge"]
+        return [number for phase in phases for number in sorted(set(phase.numbers) - phase.done())]
 
 
 @dataclass(frozen=True)
@@ -237,10 +283,13 @@ def save_job(job: Job) -> None:
                 path.parent,
                 load_job(job.folder),
                 job,
-                names=("words", "cwd", "num_parts"),
+                names=("words", "cwd", "num_parts", "dedup"),
                 fix="give the same command as before, another --output-prefix, or remove that folder",
             )
-        atomic_io.atomic_write(path, json.dumps(asdict(job), indent=1).encode() + b"\n")
+        facts = asdict(job)
+        if job.dedup is None:
+            del facts["dedup"]  # as before there were other jobs
+        atomic_io.atomic_write(path, json.dumps(facts, indent=1).encode() + b"\n")
 
 
 def refuse_other_job(folder: Path, stored_job: object, job: object, *, names: Sequence[str], fix: str) -> None:
@@ -283,6 +332,8 @@ def load_job(path: Path) -> Job:
         raise UsageError(f"{path} is not a job", expected="the folder PREFIX.job that mdata launch made, or PREFIX")
     try:
         value = json.loads(description.read_bytes())
+        if dedup := value.pop("dedup", None):
+            value["dedup"] = DedupStages(**{**dedup, "stages": tuple(dedup["stages"])})
         return Job(**{**value, "words": tuple(value["words"]), "results": tuple(value["results"])})
     except (ValueError, TypeError, KeyError) as error:
         raise DamageError(f"{description} is damaged", found=str(error), fix="remove it and launch again") from error

@@ -34,10 +34,9 @@ def run_here(
         MdataError: tasks failed; of the kind of the first.
     """
     for phase, numbers in steps:
-        phase.begin(progress, len(numbers))
         failed: dict[int, int] = {}
         processes = _Processes(job, cpus)
-        with ExitStack() as stack:
+        with phase.reported(progress, len(numbers)) as reported, ExitStack() as stack:
             threads = stack.enter_context(ThreadPoolExecutor(at_once))
             stack.callback(processes.stop)
             waiting = {threads.submit(processes.run, number): number for number in numbers}
@@ -45,8 +44,7 @@ def run_here(
             for future in as_completed(waiting):
                 if code := future.result():
                     failed[waiting[future]] = code
-                progress.advance(1)
-        progress.end()
+                reported.advance(1)
         check_failed(job, failed)
 
 

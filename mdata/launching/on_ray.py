@@ -40,10 +40,9 @@ def run_on_ray(
     with connected(address) as ray:
         command = part_command(job, cpus=cpus, dies_with_parent=True)
         for phase, numbers in steps:
-            phase.begin(progress, len(numbers))
             commands = [(number, [*command, str(number)]) for number in numbers]
-            failed = _run_all(ray, commands, 1 if phase.name == "merge" else cpus, progress=progress)
-            progress.end()
+            with phase.reported(progress, len(numbers)) as reported:
+                failed = _run_all(ray, commands, 1 if phase.name == "merge" else cpus, progress=reported)
             check_failed(job, failed)
 
 

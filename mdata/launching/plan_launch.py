@@ -10,8 +10,9 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+from mdata.dedup.plan import ALL, DedupJob, DedupOptions
 from mdata.errors import UsageError
-from mdata.launching.job_folder import Job, MergeHow
+from mdata.launching.job_folder import DedupStages, Job, MergeHow
 from mdata.object_storage.address import is_address
 from mdata.preprocessing.partitions import Partitions
 from mdata.preprocessing.parts import MOST_PARTS, check_divisible
@@ -38,8 +39,7 @@ def plan_launch(
     Raises:
         UsageError: options, inputs or a tokenizer that a part could not use.
     """
-    if not 1 <= num_parts <= MOST_PARTS:
-        raise UsageError(f"parts={num_parts}", expected=f"1 to {MOST_PARTS}")
+    _check_count("parts", num_parts)
     if options.shard is not None:
         raise UsageError(f"--shard {options.shard}: the launcher gives each part its number", fix="leave it out")
     check_options(options)
@@ -60,3 +60,42 @@ def plan_launch(
         input_bytes=sum(file.size_bytes for file in files),
         work_folder=options.work_folder,
     )
+
+
+def plan_dedup(
+    words: Sequence[str], options: DedupOptions, *, num_parts: int, ranges: int = 0, progress: Progress = SILENT
+) -> Job:
+    """The job of stages that a command makes, see mdata/dedup/dedup.py.
+
+    Args:
+        words: of the command line, "dedup" first.
+        options: what they mean.
+        num_parts: tasks of the stages that read the input. ranges: tasks of `match`; 0: one for each band and one for
+            equal texts.
+        progress: receives notes on inputs.
+
+    Raises:
+        UsageError: options or inputs that a task could not use, or the output folder holds another result.
+    """
+    ranges = ranges or 1 + options.bands
+    _check_count("parts", num_parts)
+    _check_count("ranges", ranges)
+    if options.shard != ALL or options.parts or options.ranges:
+        raise UsageError("the launcher gives each task its number", fix="leave --shard, --parts and --ranges out")
+    job = DedupJob(options, progress)
+    job.is_finished()
+    return Job(
+        words=tuple(words),
+        cwd=str(Path.cwd()),
+        num_parts=num_parts,
+        merge="none",
+        output_prefix=str(options.output),
+        results=(),
+        input_bytes=sum(file.size_bytes for file in job.files),
+        dedup=DedupStages(job.name, options.stages, ranges),
+    )
+
+
+def _check_count(name: str, count: int) -> None:
+    if not 1 <= count <= MOST_PARTS:
+        raise UsageError(f"{name}={count}", expected=f"1 to {MOST_PARTS}")

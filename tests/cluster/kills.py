@@ -3,7 +3,7 @@
     python -m tests.cluster.kills --engine slurm --mb 2000 --parts 64 --kills 20 [--seed 1] [--folder /dev/shm]
 
 A job is launched again and again until it is merged, while its processes are killed at random moments. Then the corpus
-by reference must have the documents of a single run in order, and the copy must have the same files.
+by reference must have the documents of a single run in order, and the copy must have the same files; so must dedup.
 """
 
 from __future__ import annotations
@@ -90,11 +90,19 @@ def write_mix(folder: Path, num_bytes: int) -> None:
 
 
 def survive(
-    one: Engine, folder: Path, *, parts: int, kills: int, draw: random.Random, within_s: float, out: str
+    one: Engine,
+    folder: Path,
+    *,
+    parts: int,
+    kills: int,
+    draw: random.Random,
+    within_s: float,
+    out: str,
+    words: Callable[[str], list[str]],
 ) -> tuple[int, int]:
-    """Launch until the job is merged, and kill on the way; returns how many launches and kills it took."""
+    """Launch until nothing is left to run, and kill on the way; returns how many launches and kills it took."""
     environment = {**one.environment, "PYTHONPATH": _path()}
-    command = [sys.executable, "-m", "mdata", "launch", *one.words, "--parts", str(parts), "--", *preprocess(out)]
+    command = [sys.executable, "-m", "mdata", "launch", *one.words, "--parts", str(parts), "--", *words(out)]
     launches = killed = 0
     while launches < MOST_LAUNCHES:
         launches += 1
@@ -106,9 +114,9 @@ def survive(
             if killed < kills and time.monotonic() > due:
                 killed += _kill(launcher, folder / out, draw)
                 due = time.monotonic() + draw.uniform(0.1, within_s)
-        if (folder / f"{out}.job").exists() and load_job(folder / out).is_merged():
+        if (folder / f"{out}.job").exists() and not load_job(folder / out).to_run():
             return launches, killed
-    raise AssertionError(f"not merged after {launches} launches; see {folder}")
+    raise AssertionError(f"not done after {launches} launches; see {folder}")
 
 
 def _path() -> str:
@@ -120,11 +128,17 @@ def preprocess(out: str) -> list[str]:
     return ["preprocess", "--input", "in", "--output-prefix", out, "--tokenizer-type", "ByteTokenizer", "--append-eod"]
 
 
+def dedup(out: str) -> list[str]:
+    """The command that finds repeats, all stages."""
+    return ["dedup", "--input", "in", "--output", out, "--verify", "0.7"]
+
+
 def _kill(launcher: subprocess.Popen[bytes], prefix: Path, draw: random.Random) -> int:
     """Kill the launcher, the process of a part, or its parent, such as a worker of Ray; 0: nothing runs."""
     with suppress(mdata.MdataError):
         job = load_job(prefix)
-        running = [pid for number in range(job.num_parts + 1) if (pid := _pid(job, number))]
+        numbers = [number for phase in job.phases for number in phase.numbers]
+        running = [pid for number in numbers if (pid := _pid(job, number))]
         targets = [launcher.pid] * (launcher.poll() is None) + 2 * running
         targets += [parent for pid in running if "ray::" in _name(parent := _parent(pid))]
         if targets:
@@ -171,6 +185,13 @@ def check(folder: Path, out: str) -> None:
     assert whole.id == mdata.open_corpus(folder / f"{out}_text_document.json").id
 
 
+def check_dedup(folder: Path, out: str) -> None:
+    """The files of one run alone, and nothing else."""
+    made = [{path.name: path.read_bytes() for path in (folder / name).iterdir()} for name in ("one", out)]
+    assert made[0].keys() == made[1].keys() - {".lock"}
+    assert all(made[1][name] == data for name, data in made[0].items())
+
+
 def _mdata(words: list[str], folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mdata", *words],
@@ -182,18 +203,30 @@ def _mdata(words: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def run(name: str, folder: Path, *, num_bytes: int, parts: int, kills: int, seed: int, within_s: float) -> str:
+def run(
+    name: str,
+    folder: Path,
+    *,
+    num_bytes: int,
+    parts: int,
+    kills: int,
+    seed: int,
+    within_s: float,
+    words: Callable[[str], list[str]] = preprocess,
+) -> str:
     """One job on one engine from beginning to end; what happened, as text."""
     write_mix(folder / "in", num_bytes)
     begun = time.monotonic()
-    _mdata(preprocess("one"), folder)
+    _mdata(words("one"), folder)
     alone_s, begun = time.monotonic() - begun, time.monotonic()
     with ExitStack() as stack:
         one = engine(name, folder, stack)
         draw = random.Random(f"{seed} {name}")
-        launches, killed = survive(one, folder, parts=parts, kills=kills, draw=draw, within_s=within_s, out=name)
+        launches, killed = survive(
+            one, folder, parts=parts, kills=kills, draw=draw, within_s=within_s, out=f"{name}-out", words=words
+        )
     took_s = time.monotonic() - begun
-    check(folder, name)
+    (check if words is preprocess else check_dedup)(folder, f"{name}-out")
     return f"{name}: {parts} parts, {killed} kills, {launches} launches, {took_s:.0f} s (one run alone {alone_s:.0f} s)"
 
 
@@ -204,6 +237,7 @@ def main() -> int:
     parser.add_argument("--mb", type=int, default=2000)
     parser.add_argument("--parts", type=int, default=64)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--command", choices=("preprocess", "dedup"), default="preprocess")
     parser.add_argument("--within", type=float, default=1.2, help="seconds from one kill to the next, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where the files go; default: the system's")
@@ -219,6 +253,7 @@ def main() -> int:
             kills=kills,
             seed=arguments.seed,
             within_s=arguments.within,
+            words=dedup if arguments.command == "dedup" else preprocess,
         )
     )
     shutil.rmtree(folder)

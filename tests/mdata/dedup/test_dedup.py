@@ -18,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
-from mdata import DamageError, UsageError, _core
+from mdata import DamageError, ResourceError, UsageError, _core
 from mdata.dedup import plan, runs, signing
 from mdata.dedup.dedup import dedup, run_stage
 from mdata.dedup.plan import DedupOptions, permutations
 from mdata.dedup.row_set import BITS, CHUNKS, FACTS, RowSet
 from mdata.rewriting.merge import merge
 from mdata.sources.sections import PartNumber
+from tests.helpers.failures import durable_calls, killed_at
 from tests.mdata.preprocessing.test_preprocess import options, pair
 from tests.reference import dedup as slow
 
@@ -302,8 +303,121 @@ def test_any_number_of_tasks_gives_the_same_bytes(
         _in_tasks(dataclasses.replace(whole, output=folder, workers=1), parts, ranges)
         for name in RESULTS:
             assert (folder / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), (parts, name)
-        assert sorted(path.name for path in folder.iterdir()) == sorted((".work", *RESULTS))
-        assert not list((folder / ".work").iterdir())
+        assert sorted(path.name for path in folder.iterdir()) == sorted(RESULTS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[DedupOptions, dict[str, bytes], list[tuple[str, str]]]:
+    """Options, the results of an undisturbed run, and its calls that change the disk."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    texts = _texts(21, 60)
+    files: list[str | Path] = [
+        _write(folder / name, part) for name, part in (("a.jsonl", texts[:40]), ("b.jsonl.gz", texts[40:]))
+    ]
+    made = DedupOptions(input=files, output=folder / "out", workers=1, verify=0.4, **SHAPE)
+    with pytest.MonkeyPatch.context() as patch:
+        _make_small(patch)
+        with durable_calls(patch) as calls:
+            _in_tasks(made, 2, 2)
+    return made, {name: (folder / "out" / name).read_bytes() for name in RESULTS}, calls.seen
+
+
+def _make_small(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "BLOCK_BYTES", 900)
+    patch.setattr(signing, "RUN_DOCUMENTS", 12)
+    patch.setattr(runs, "MOST_RUNS", 3)
+    patch.setattr(runs, "SORTED_RECORDS", 40)
+
+
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(5, 55))])
+def test_stages_that_are_killed_anywhere_give_the_same_result(
+    seed: int, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, expected, calls = undisturbed
+    _make_small(monkeypatch)
+    options, draw = dataclasses.replace(made, output=tmp_path / "out"), random.Random(seed)
+    kills = 0
+    while killed_at(draw.randrange(len(calls)), lambda: _in_tasks(options, 2, 2)):
+        kills += 1
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in RESULTS} == expected
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left - {".lock"} == set(RESULTS)  # a lock that nobody holds
+
+
+@pytest.mark.parametrize("renamed", ["00001.run", "sign-00001-of-00002.json", "edges", "dedup.json"])
+def test_a_kill_before_or_after_the_last_file_of_a_stage(
+    renamed: str, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, expected, calls = undisturbed
+    _make_small(monkeypatch)
+    options = dataclasses.replace(made, output=tmp_path / "out")
+    at = max(n for n, (name, file) in enumerate(calls) if name == "rename" and file.endswith(f"-> {renamed}"))
+    with pytest.raises(ResourceError, match="No space left"), durable_calls(monkeypatch, at + 1):
+        _in_tasks(options, 2, 2)
+    _in_tasks(options, 2, 2)
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in RESULTS} == expected
+
+
+def test_a_full_disk_in_a_merge_is_said_and_the_command_continues(
+    undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, expected, calls = undisturbed
+    _make_small(monkeypatch)
+    options = dataclasses.replace(made, output=tmp_path / "out")
+    at = next(n for n, (name, file) in enumerate(calls) if name == "write" and ".merged" in file)
+    with pytest.raises(ResourceError, match="No space left on device"), durable_calls(monkeypatch, at):
+        _in_tasks(options, 2, 2)
+    _in_tasks(options, 2, 2)
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in RESULTS} == expected
+
+
+def test_parts_of_other_options_are_named_and_not_taken(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", _texts(2))
+    options = DedupOptions(input=path, output=tmp_path / "out", **SHAPE)
+    for number in (1, 2):
+        run_stage(dataclasses.replace(options, shard=PartNumber(number, 2)), "sign")
+    other = dataclasses.replace(options, bands=5)
+    with pytest.raises(
+        UsageError, match=r"no finished sign of this input and these options\n  found: .*different bands"
+    ):
+        run_stage(other, "match")
+    run_stage(dataclasses.replace(other, shard=PartNumber(1, 2)), "sign")
+    with pytest.raises(
+        UsageError, match=r"1 of 2 tasks of sign are not done\n.*different bands\n.*sign-00002-of-00002"
+    ):
+        run_stage(dataclasses.replace(other, parts=2), "match")
+    run_stage(dataclasses.replace(options, shard=PartNumber(1, 1)), "sign")
+    with pytest.raises(UsageError, match=r"several divisions of sign\n  found: 1, 2\n.*--parts"):
+        run_stage(options, "match")
+    run_stage(dataclasses.replace(options, parts=2), "match")
+    with pytest.raises(UsageError, match=r"match-00001-of-00001\.json was made of other parts"):
+        run_stage(dataclasses.replace(options, parts=1), "group")
+    assert run_stage(dataclasses.replace(options, parts=2), "group") == dedup(options)
+    with pytest.raises(UsageError, match="no stage sets without --verify"):
+        run_stage(options, "sets")
+
+
+def test_texts_that_share_every_band_are_linear_work(tmp_path: Path) -> None:
+    """Four words have the smallest values of 20,000, one under each permutation, and stand in every text."""
+    a, b = permutations(4)
+    words = [f"x{number}" for number in range(20_000)]
+    hashes = np.array([_core.xxh64(word.encode()) for word in words], np.uint64)
+    with np.errstate(over="ignore"):
+        values = (hashes[:, None] * a + b) % np.uint64(slow.PRIME)
+    common, draw = " ".join(words[number] for number in values.argmin(axis=0).tolist()), random.Random(1)
+    texts = [f"{common} " + " ".join(draw.sample(words, 30)) for _ in range(60)]
+    path = _write(tmp_path / "a.jsonl", [*texts, texts[-1] + " end"])
+    options = DedupOptions(input=path, output=tmp_path / "out", bands=4, rows=1, ngram=1, verify=0.8)
+    for stage in options.stages[:-1]:
+        run_stage(options, stage)
+    (done,) = (tmp_path / "out/.work").glob("*/verify-00001-of-00001.json")
+    assert json.loads(done.read_bytes()) == {"compared": 2 * 60 - 1, "count": 1}
+    run_stage(options, "group")
+    assert _removed(tmp_path / "out") == [False] * 60 + [True]
+    unverified = dataclasses.replace(options, output=tmp_path / "all", verify=0)
+    assert dedup(unverified).removed == 60
 
 
 def _preprocessed(folder: Path, inputs: list[Path], **more: object) -> mdata.PreprocessOptions:

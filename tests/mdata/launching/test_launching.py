@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,7 +18,7 @@ import mdata
 from cli.mdata import main
 from mdata.errors import DamageError, UsageError
 from mdata.launching import job_status as status_module
-from mdata.launching import on_processes
+from mdata.launching import on_processes, on_slurm
 from mdata.launching.job_folder import MERGE, Job, PartState, load_job, read_state, save_job, write_started
 from mdata.launching.job_status import job_status, last_progress
 from mdata.launching.on_slurm import Array, array_script, arrays_of, merge_script
@@ -126,6 +129,106 @@ def test_only_preprocess_can_be_launched(here, capsys):
     assert "verify cannot be launched" in capsys.readouterr().err
     assert main(["launch", "local", "--parts", "2"]) == 2
     assert "no command cannot be launched" in capsys.readouterr().err
+
+
+DEDUP = ["--", "dedup", "--input", "in", "--bands", "2", "--rows", "2", "--ngram", "2", "--output"]
+
+
+def test_stages_of_dedup_are_run_in_order_told_and_not_run_twice(here, capsys):
+    assert main(["launch", "local", "--at-once", "2", "--parts", "2", "--ranges", "1", *DEDUP, "two"]) == 0
+    assert "4 of 4 tasks were run; all are done" in capsys.readouterr().out
+    assert main(["status", "two"]) == 0
+    told = capsys.readouterr().out
+    assert "sign: 2 done\nmatch: 1 done\ngroup: 1 done\n" in told and "time left: 0:00:00" in told
+    assert main(["tail", "two"]) == 0 and "group.log" in capsys.readouterr().out
+    assert main(["tail", "two", "--part", "3"]) == 0 and "match-00001.log" in capsys.readouterr().out
+    assert main(["launch", "local", "--parts", "2", "--ranges", "1", *DEDUP, "two"]) == 0
+    assert "all 4 tasks are done; nothing is left to do" in capsys.readouterr().out
+    assert main([*DEDUP[1:], "one"]) == 0
+    for path in sorted((here / "one").iterdir()):
+        assert path.read_bytes() == (here / "two" / path.name).read_bytes(), path.name
+    assert main(["launch", "local", "--parts", "3", *DEDUP, "two"]) == 2
+    assert "num_parts: 3" in capsys.readouterr().err
+
+
+def test_a_stage_that_fails_is_named_and_those_after_it_wait(here, capsys):
+    os.truncate(here / "in/b.jsonl.gz", 50)
+    assert main(["launch", "local", "--parts", "2", *DEDUP, "out"]) == 3
+    told = capsys.readouterr().err
+    assert "of 2 tasks of sign (" in told and "b.jsonl.gz" in told and "failed" in told
+    assert main(["status", "out", "--json"]) == 0
+    counts = Counter((part["phase"], part["condition"]) for part in json.loads(capsys.readouterr().out)["parts"])
+    assert counts["sign", "failed"] >= 1 and counts["match", "waiting"] == 3 and counts["group", "waiting"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shard", "1/2"], "--shard 1/2 without a stage"),
+        (["--parts", "2"], "the launcher gives each task its number"),
+        (["--bands", "300"], "bands is 300"),
+    ],
+)
+def test_what_would_fail_in_every_task_of_dedup_fails_once(here, capsys, words, message):
+    assert main(["launch", "local", "--parts", "2", *DEDUP, "out", *words]) == 2
+    assert message in capsys.readouterr().err and not (here / "out").exists()
+    assert main(["launch", "local", "--parts", "2", "--", "dedup", "sign", *DEDUP[2:], "out"]) == 2
+    assert "sign is one stage" in capsys.readouterr().err
+
+
+class Queue:
+    """Slurm's answers: what is submitted stays queued until it is ended or cancelled."""
+
+    def __init__(self, monkeypatch):
+        self.scripts, self.cancelled, self.ids = {}, [], itertools.count(100)
+        monkeypatch.setattr(on_slurm, "sbatch", self.sbatch)
+        monkeypatch.setattr(on_slurm, "run_slurm", self.run)
+
+    def sbatch(self, options, script):
+        name = str(next(self.ids))
+        self.scripts[name] = script.read_text()
+        return name
+
+    def run(self, words):
+        if words[0] == "scancel":
+            self.cancelled += [(name, self.scripts.pop(name)) for name in words[1:]]
+        if words[0] == "squeue":
+            tasks = ((name, re.search(r"--array=(\S+)", text)) for name, text in self.scripts.items())
+            return "\n".join(f"{name} {task}" for name, found in tasks for task in _tasks(found[1]) if found)
+        return "MaxArraySize = 3"
+
+    def of(self, phase):
+        """(id, tasks, what it waits for) of the arrays of a phase."""
+        found = [(name, text) for name, text in self.scripts.items() if f"job-name=out-{phase}\n" in text]
+        waits = [re.search(r"afterok:(\S+)", text) for _, text in found]
+        tasks = [re.search(r"--array=(\S+)", text)[1] for _, text in found]
+        names = [name for name, _ in found]
+        return list(zip(names, tasks, [wait and wait[1].split(":") for wait in waits], strict=True))
+
+
+def _tasks(ranges):
+    for part in ranges.split("%")[0].split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def test_arrays_of_a_stage_wait_for_those_before_and_are_submitted_again_with_them(here, monkeypatch, capsys):
+    queue = Queue(monkeypatch)
+    words = ["launch", "slurm", "--parts", "3", "--ranges", "2", *DEDUP, "out"]
+    assert main(words) == 0
+    sign, match, group = (queue.of(phase) for phase in ("sign", "match", "group"))
+    assert [tasks for _, tasks, _ in sign] == ["1-2", "1"] and [wait for *_, wait in sign] == [None, None]
+    assert [wait for *_, wait in match] == [[name for name, *_ in sign]] * len(match)
+    assert [wait for *_, wait in group] == [[name for name, *_ in match]]
+    before = dict(queue.scripts)
+    assert main(words) == 0 and queue.scripts == before, "what is queued is not submitted again"
+    del queue.scripts[sign[1][0]]  # it failed
+    assert main(words) == 0
+    again = [queue.of(phase) for phase in ("sign", "match", "group")]
+    assert again[0][0] == sign[0] and again[0][1][1] == "1"
+    assert [name for name, _ in queue.cancelled] == [*(name for name, *_ in match), group[0][0]]
+    assert [set(wait) for *_, wait in again[1]] == [{name for name, *_ in again[0]}] * len(again[1])
+    assert [wait for *_, wait in again[2]] == [[name for name, *_ in again[1]]]
 
 
 def test_slurm_that_is_not_here_is_said(here, capsys, monkeypatch):
