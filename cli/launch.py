@@ -6,9 +6,8 @@ command again to start what is missing. State and logs are in PREFIX.job or FOLD
 Examples:
   mdata launch local --parts 8 --at-once 2 -- preprocess --input web.jsonl --output-prefix big \
       --tokenizer-type ByteTokenizer --append-eod
-  mdata launch slurm --parts 64 --cpus 8 --partition long -- preprocess --input text \
-      --output-prefix out/text --tokenizer-type HuggingFaceTokenizer --tokenizer-model tok
-  mdata launch local --parts 8 --at-once 2 -- dedup --input web.jsonl --output web-repeats
+  mdata launch slurm --parts 64 --cpus 8 --partition long -- dedup --input text \
+      --output text-repeats --verify 0.7
 """
 
 from __future__ import annotations
