@@ -95,7 +95,8 @@ def _print(result: DedupResult, console: Console) -> None:
     share = 100 * result.removed / max(1, result.rows)
     text = (
         f"{result.removed:,} of {result.rows:,} rows ({share:.2f} %) repeat earlier ones, {result.exact:,} of them "
-        f"exactly; groups: {result.clusters:,}\nnext: mdata preprocess --skip-rows {result.folder} ..."
+        f"exactly; groups: {result.clusters:,}\nexamples: mdata report {result.folder}\n"
+        f"next: mdata preprocess --skip-rows {result.folder} ..."
     )
     facts = {name: getattr(result, name) for name in ("rows", "removed", "exact", "clusters")}
     console.result(text, {"folder": str(result.folder), **facts})

@@ -2,7 +2,7 @@
 
 Shows shares over training, epochs of each component, document lengths, use of the vocabulary, and records left out. The
 page needs no network and runs no scripts. Without a length, the training is assumed to read as many tokens as the
-corpora have.
+corpora have. Of a folder of mdata dedup: what was removed, with examples side by side.
 
 Examples:
   mdata report mix.json
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 
 import mdata
+from mdata.reporting.dedup_report import is_dedup_folder, report_dedup
 from mdata.tracing.run_folder import is_run
 
 from .console import Console
@@ -23,7 +24,7 @@ from .text import add_allow_outside, add_training
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The data to draw, the training, and the output."""
     add = parser.add_argument
-    add("path", metavar="MIX.json", help="a manifest, or the prefix of a .bin/.idx pair")
+    add("path", metavar="MIX.json", help="a manifest, the prefix of a .bin/.idx pair, or a folder of mdata dedup")
     add("-o", "--output", metavar="FILE.html", help="the page to write (default: MIX.report.html next to the manifest)")
     add("--full", action="store_true", help="count all tokens, not a sample of 67 million")
     add_allow_outside(parser)
@@ -34,6 +35,10 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     """Write the page and print its path."""
     if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
         raise mdata.UsageError("--samples needs --sequence-length and excludes --tokens")
+    if is_dedup_folder(arguments.path):
+        page = report_dedup(arguments.path, arguments.output)
+        console.result(f"{page.path}: report of what was removed", {**page.facts, "page": str(page.path)})
+        return
     if is_run(arguments.path):
         raise mdata.UsageError(f"{arguments.path} is a run folder", fix=f"mtrain report {arguments.path}")
     made = mdata.report(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -116,6 +116,13 @@ def permutations(count: int) -> tuple[Keys, Keys]:
     return a, draws.randint(0, _PRIME, dtype=np.uint64, size=count)
 
 
+def signer_of(content: Mapping[str, Any]) -> _core.MinHashSigner:
+    """The signer of options, see `DedupOptions.content`."""
+    rows, ngram = content.get("rows", 1), content.get("ngram", 5)
+    a, b = permutations(max(1, content["bands"]) * rows)
+    return _core.MinHashSigner(a, b, rows, ngram, content.get("unit", "words"), content.get("hash", "xxhash64"))
+
+
 class DedupJob:
     """Options with the files that they name.
 
@@ -150,9 +157,7 @@ class DedupJob:
     @cached_property
     def signer(self) -> _core.MinHashSigner:
         """The signer of these options."""
-        options = self.options
-        a, b = permutations(max(1, options.bands) * options.rows)
-        return _core.MinHashSigner(a, b, rows=options.rows, ngram=options.ngram, unit=options.unit, hash=options.hash)
+        return signer_of(vars(self.options))
 
     def files_of(self, part: PartNumber) -> list[tuple[int, SourceFile]]:
         """The files and sections of a part, each with its number among `files`."""

@@ -160,14 +160,19 @@ class RowSet:
                 if file.format != "arrow"
                 else "give the input as more files, or run without --shard",
             )
-        chunks = self._chunks(number)
+        chunks = self.chunks_of(number)
         first, last = start // self.chunk_bytes, -(-stop // self.chunk_bytes)
         rows_before = int(chunks["rows"][:first].sum())
         rows = int(chunks["rows"][first:last].sum())
         hash = blake3(chunks["digest"][first:last].tobytes()).hexdigest()
         return FileRows(read, removed[rows_before : rows_before + rows], hash)
 
-    def _chunks(self, number: int) -> npt.NDArray[Any]:
+    def chunks_of(self, number: int) -> npt.NDArray[Any]:
+        """`CHUNK` of a file.
+
+        Raises:
+            UsageError: there is no chunks.bin. DamageError: it does not fit dedup.json.
+        """
         path = self.folder / CHUNKS
         before = sum(file.chunks for file in self.files[:number])
         try:
