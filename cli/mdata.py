@@ -17,6 +17,7 @@ _MAKE, _PARTS, _STORED = "make a corpus", "make a corpus in parts", "read from o
 _REWRITE, _BLEND, _LOOK = "divide and reorder a corpus", "mix corpora for training", "inspect data"
 COMMANDS = (
     Command("train-tokenizer", "train a tokenizer on text", module=".train_tokenizer", group=_MAKE),
+    Command("clean", "repair and filter web text by rules", module=".clean", group=_MAKE),
     Command("dedup", "find documents that repeat earlier ones", module=".dedup", group=_MAKE),
     Command("preprocess", "turn text into token files and their manifest", module=".preprocess", group=_MAKE),
     Command("adopt", "write a manifest for token files of another program", module=".adopt", group=_MAKE),

@@ -95,7 +95,7 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on")
     add("--nltk-data", metavar="FOLDER", help="folder with tokenizers/punkt_tab (--split-sentences)")
     add("--max-record-bytes", type=size, metavar="N", help="reject records of more bytes than this (default: 64M)")
-    add("--on-error", nargs="+", action=_OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
+    add("--on-error", nargs="+", action=OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
     add("--quarantine", metavar="FILE", help="where --on-error quarantine writes bad rows")
     add("--max-errors", metavar="LIMIT", help="fail above this many bad rows: 100, or 0.5%%")
     add("--verify-input", action="store_true", help="on resume, hash inputs again; ignore file times")
@@ -171,7 +171,7 @@ class _Implementation(argparse.Action):
             )
 
 
-class _OnError(argparse.Action):
+class OnError(argparse.Action):
     """stop, skip, quarantine, or quarantine FILE."""
 
     def __call__(

@@ -11,17 +11,32 @@ import base64
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mdata.errors import BadInputError
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.manifest.types import CorpusManifest
-from mdata.preprocessing.preprocess_options import PreprocessOptions
 from mdata.progress import Progress
 from mdata.sources.record_batch import BadRow
 
 # More lines would bury everything else; all bad rows are counted.
 _LINES_SHOWN = 5
+
+
+class BadRowOptions(Protocol):
+    """The options on bad rows, see `PreprocessOptions`."""
+
+    @property
+    def on_error(self) -> str:
+        """What a bad row does."""
+
+    @property
+    def quarantine(self) -> str | None:
+        """The file for bad rows."""
+
+    @property
+    def max_errors(self) -> str | None:
+        """How many may be bad."""
 
 
 class BadRowPolicy:
@@ -36,7 +51,7 @@ class BadRowPolicy:
         quarantine: the quarantine file, if there is one.
     """
 
-    def __init__(self, options: PreprocessOptions, progress: Progress, *, resume: SyncPoint | None = None) -> None:
+    def __init__(self, options: BadRowOptions, progress: Progress, *, resume: SyncPoint | None = None) -> None:
         self._options = options
         self._progress = progress
         self._shown = 0

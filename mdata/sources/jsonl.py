@@ -44,13 +44,13 @@ _Values = tuple[Any, ...]
 
 def parse_lines(data: bytes, spec: ReadSpec) -> RecordBatch:
     """The records of whole lines, and the bad rows."""
-    lines = _split_lines(data)
+    lines = split_lines(data)
     if columns := _all_good(lines, spec):
         return RecordBatch(len(lines), None, columns, [])
     return _one_by_one(lines, spec)
 
 
-def _split_lines(data: bytes) -> list[bytes]:
+def split_lines(data: bytes) -> list[bytes]:
     """Lines end at LF, CR LF or CR; the last one may lack its end."""
     if b"\r" in data:
         # On bytes, splitlines uses exactly these three ends.

@@ -7,6 +7,9 @@ be read and an empty folder are failures.
 Words are our own, so results that depend on datatrove's are compared by the share of equal rows: kept rows by
 LEAST_KEPT, verdicts of filters by LEAST_VERDICTS. Signatures by SHA-1 are made here, from our words.
 
+Cleanup needs ftfy and langdetect, URLs need tldextract: the extra [web]. GPT-2's vocabulary is read from the oracle
+folder (MDATA_ORACLES).
+
 Options: `--kind NAME` (may be repeated) compares only that kind.
 """
 
@@ -27,14 +30,19 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata import MdataError, _core
-from mdata.cleaning import rules
+from mdata.cleaning import openwebtext, rules
+from mdata.cleaning.languages import load_identifier
+from mdata.cleaning.urls import UrlFilter, UrlRules
 from mdata.dedup.dedup import DedupOptions, dedup, permutations
 from mdata.dedup.row_set import RowSet
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
+from mdata.tokenizers.registry import load_tokenizer
+from tests.conftest import oracle_folder
 
 LEAST_KEPT, LEAST_VERDICTS = 0.97, 0.98
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
 KINDS = ("kept", "groups", "filters", "ngrams", "urls", "cleanup")
-LATER: Mapping[str, int] = {"groups": 21, "ngrams": 21, "urls": 21, "cleanup": 21}
+LATER: Mapping[str, int] = {"groups": 21, "ngrams": 21}
 _PRIME = np.uint64((1 << 61) - 1)
 _MINHASH = re.compile(r"minhash_(sha1_32|sha1_64|xxhash64)_(\d+)x(\d+)(?:_n(\d+))?")
 
@@ -205,12 +213,82 @@ def _verdicts(folder: Folder, name: str, rows: Sequence[Mapping[str, Any]]) -> s
     if len(found) == len(wanted):
         for row, told in enumerate(rows):
             if not found[row] and not wanted[row]:
-                digest = hashlib.sha256(texts[row].encode()).hexdigest()[:16]
                 if f"{name}_text" in told:
                     found[row], wanted[row] = texts[row], told[f"{name}_text"]
                 elif f"{name}_sha256" in told:
-                    found[row], wanted[row] = digest, told[f"{name}_sha256"]
+                    found[row], wanted[row] = _digest(texts[row]), told[f"{name}_sha256"]
     return _share_of_equal(found, wanted, LEAST_VERDICTS)
+
+
+# ---- tools/openwebtext of Megatron-LM
+
+
+def urls(folder: Folder, name: str) -> Iterator[Case]:
+    yield Case("urls", f"{folder.root.name}/{name}", functools.partial(_urls, folder, name))
+
+
+def _urls(folder: Folder, name: str) -> str:
+    """The set of addresses that stay, or each refused one with its reason; their order depended on hash seeds."""
+    labels = {
+        "url-domain": "[DOMAIN BLACKLIST]", "url-ending": "[EXTENTION BLACKLIST]", "url-min-characters": "[SHORT URL]",
+        "url-malformed": "[MALFORMED URL]",
+    }  # fmt: skip
+    filter, kept, refused = UrlFilter(UrlRules(), compat=True), set[str](), list[str]()
+    for path in sorted((folder.root / "urls").glob("*.txt")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            url = line.strip()
+            reason = labels.get(filter.reason(url)) or ("[DUPLICATE URL]" if url in kept else "")
+            if reason:
+                refused.append(f"{reason}: {url}".strip())
+            else:
+                kept.add(url)
+    found = sorted(kept) if name == "urls_kept" else sorted(refused)
+    return _share_of_equal(found, sorted(folder.megatron[name]), 1)
+
+
+def cleanup(folder: Folder, name: str) -> Iterator[Case]:
+    compare = _cleanup if name == "cleanup" else functools.partial(_fix, name=name)
+    yield Case("cleanup", f"{folder.root.name}/{name}", functools.partial(compare, folder))
+
+
+def _cleanup(folder: Folder) -> str:
+    vocabulary = oracle_folder() / "vocab/gpt2"
+    tokenizer = load_tokenizer(
+        TokenizerSpec(
+            type="GPT2BPETokenizer", vocab_file=vocabulary / "vocab.json", merge_file=vocabulary / "merges.txt"
+        )
+    )
+    identify, _ = load_identifier("langdetect")
+    texts, reasons = openwebtext.cleaned(
+        folder.texts, identify, lambda some: tokenizer.encode_batch(some)[1].tolist() if some else []
+    )
+    found = [
+        {"row": row, "kept": not reason}
+        | ({"reason": reason.removeprefix("openwebtext-")} if reason else {})
+        | ({"text": text} if not reason and text != folder.texts[row] else {})
+        for row, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+    ]
+    return _share_of_equal(found, folder.megatron["cleanup"], 1)
+
+
+def _fix(folder: Folder, name: str) -> str:
+    task, told = name.removeprefix("fix_"), folder.megatron[name]
+    identify, _ = load_identifier("langdetect")
+    tasks = openwebtext.TASKS if task == "all" else (task,)
+    texts, reasons = openwebtext.fixed_by_tasks(folder.texts, tasks, identify)
+    changed = {str(row): texts[row] for row in range(len(texts)) if texts[row] != folder.texts[row]}
+    short = {row: text if len(text) <= 400 else _digest(text) for row, text in changed.items()}
+    found = {
+        "kept": [row for row, reason in enumerate(reasons) if not reason],
+        "filtered": [row for row, reason in enumerate(reasons) if reason],
+        "changed": short,
+    }
+    differing = sorted(key for key in {*found, *told} if found.get(key) != told.get(key))
+    return f"{differing[0]}: {str(found.get(differing[0]))[:200]}" if differing else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 # ---- the list
@@ -222,6 +300,8 @@ _OF_MEGATRON: Mapping[str, tuple[str, ...]] = {
     "urls": ("urls_kept", "urls_refused"),
     "cleanup": ("cleanup", "fix_"),
 }
+
+_COMPARED: Mapping[str, Callable[[Folder, str], Iterator[Case]]] = {"urls": urls, "cleanup": cleanup}
 
 
 def cases_of(root: Path) -> Iterator[Case]:
@@ -255,6 +335,8 @@ def _cases(folder: Folder, file: Path) -> Iterator[Case]:
             kind = next((kind for kind, begins in _OF_MEGATRON.items() if key.startswith(begins)), None)
             if kind is None:
                 yield Case(key, f"{folder.root.name}/{key}", functools.partial(_unknown, key))
+            elif kind in _COMPARED:
+                yield from _COMPARED[kind](folder, key)
             else:
                 yield Case(kind, f"{folder.root.name}/{key}", _nothing, LATER[kind])
 

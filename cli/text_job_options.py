@@ -1,0 +1,75 @@
+"""The options of commands that read texts and write texts: clean and decontaminate."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from mdata.cleaning.text_job import TextJobOptions, TextJobResult
+
+from .console import Parser
+from .preprocess_options import OnError, size
+
+_NAMES: tuple[str, ...] = (
+    "input",
+    "output",
+    "json_key",
+    "input_format",
+    "text_documents",
+    "where",
+    "compression",
+    "removed",
+)
+_NAMES += ("rows_only", "on_error", "quarantine", "max_errors", "workers")
+
+
+def add_text_job(parser: Parser) -> None:
+    """What is read, where the result goes, and bad rows."""
+    add = parser.add_argument
+    add("--input", required=True, nargs="+", metavar="PATH", help="files, folders or patterns, as for preprocess")
+    add("--output", required=True, metavar="FOLDER", help="where the result is written, a file for each input file")
+    add("--include", nargs="+", default=(), metavar="PATTERN", help="read only these files of folders")
+    add("--exclude", nargs="+", default=(), metavar="PATTERN", help="do not read these files of folders")
+    add("--json-key", default="text", metavar="KEY", help="key or column of the text (default: text)")
+    formats = ("auto", "jsonl", "parquet", "arrow", "warc", "text")
+    add("--input-format", choices=formats, default="auto", metavar="F", help=f"one of {' '.join(formats)}")
+    add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
+    add("--where", metavar="FILTER", help="read only rows that match, such as \"lang = 'en' and n > 9\"")
+    add("--compression", choices=("none", "gzip", "zstd"), default="none", help="of the output (default: none)")
+    add("--removed", metavar="FILE", help="keep removed rows with their reasons, as lines of JSON")
+    add("--rows-only", action="store_true", help="write only which rows are removed, for preprocess --skip-rows")
+    add("--max-record-bytes", type=size, metavar="N", help="reject records of more bytes than this (default: 64M)")
+    add("--on-error", nargs="+", action=OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
+    add("--quarantine", metavar="FILE", help="where --on-error quarantine writes bad rows")
+    add("--max-errors", metavar="LIMIT", help="fail above this many bad rows: 100, or 0.5%%")
+    add("--workers", type=int, default=0, metavar="W", help="processes (default: all cores)")
+    parser.set_defaults(on_error="stop")
+
+
+def text_job_of(arguments: argparse.Namespace) -> TextJobOptions:
+    """The options that were given."""
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in _NAMES}
+    if arguments.max_record_bytes is not None:
+        options["max_record_bytes"] = arguments.max_record_bytes
+    return TextJobOptions(**options, include=tuple(arguments.include), exclude=tuple(arguments.exclude))
+
+
+def text_of(result: TextJobResult, *, rows_only: bool) -> str:
+    """The result in words."""
+    removed = sum(result.removed.values())
+    share = 100 * removed / max(1, result.rows)
+    changed = f", {result.changed:,} of them changed" if not rows_only else ""
+    lines = [f"{result.kept:,} of {result.rows:,} rows stay{changed}; removed: {removed:,} ({share:.2f} %)"]
+    most_first = sorted(result.removed.items(), key=lambda pair: (-pair[1], pair[0]))
+    lines += [f"  {count:,}  {reason}" for reason, count in most_first]
+    if result.bad:
+        lines.append(f"bad rows: {result.bad:,}")
+    if rows_only:
+        lines.append(f"next: mdata preprocess --skip-rows {result.folder} ...")
+    return "\n".join(lines)
+
+
+def facts_of(result: TextJobResult) -> dict[str, Any]:
+    """The result for programs."""
+    names = ("rows", "kept", "changed", "removed", "bad", "filtered")
+    return {"folder": str(result.folder), **{name: getattr(result, name) for name in names}}

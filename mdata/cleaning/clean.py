@@ -1,0 +1,61 @@
+"""`clean`: texts repaired and filtered by steps (mdata/cleaning/steps.py), as new files or as rows to leave out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mdata.cleaning.steps import Cleaner, CleanRules
+from mdata.cleaning.text_job import KEEP, Edit, TextJobOptions, TextJobResult, run_text_job
+from mdata.errors import UsageError
+from mdata.progress import SILENT, Progress
+
+
+@dataclass
+class _Clean:
+    """See `TextWork`."""
+
+    rules: CleanRules
+    cleaner: Cleaner | None = None
+
+    @property
+    def name(self) -> str:
+        return "clean"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.rules.url.key,) if "url" in self.rules.steps else ()
+
+    def record(self) -> dict[str, Any]:
+        return self.rules.record()
+
+    def prepare(self) -> None:
+        self.cleaner = Cleaner(self.rules)
+
+    def edit(self, texts: list[str], others: Sequence[list[str]], fields: object) -> tuple[list[Edit], Counter[str]]:
+        assert self.cleaner is not None, "prepared before"
+        cleaned, reasons = self.cleaner.clean(texts, others[0] if others else [])
+        edits = [
+            Edit(reason) if reason else KEEP if new == text else Edit(pieces=((new, {}),))
+            for text, new, reason in zip(texts, cleaned, reasons, strict=True)
+        ]
+        return edits, Counter()
+
+
+def clean(options: TextJobOptions, rules: CleanRules, progress: Progress = SILENT) -> TextJobResult:
+    """Repair and filter texts; an interrupted command continues.
+
+    Raises:
+        UsageError: unusable options, rules or input, or the folder holds a result of other options.
+        BadInputError: a bad row, compressed data or parquet is damaged.
+        ResourceError: the disk or memory ran out; run again to continue.
+    """
+    if options.rows_only and rules.changes_texts:
+        changing = ", ".join(step for step in rules.ordered if CleanRules(steps=(step,)).changes_texts)
+        raise UsageError(
+            f"rows_only writes no texts, and these steps change them: {changing}",
+            fix="leave one of the two out",
+        )
+    return run_text_job(options, _Clean(rules), progress)

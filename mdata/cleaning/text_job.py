@@ -1,0 +1,602 @@
+"""Text in, text out: rows of the input are kept, changed, divided or removed by a piece of work on texts.
+
+Each input file becomes a file of lines of JSON in the output folder, in the order of its rows. A row that is kept as it
+is stays byte for byte if it was a line of JSON; other rows of jsonl keep their other fields, and rows of other formats
+become {"text": ...}. Compressed output is one frame for each chunk of the input.
+
+Chunks are worked on by preprocess's workers; their results come in order, so files do not depend on workers. Everything
+is written below `.work`; a record there says how far the files on disk go, and an interrupted command continues from
+it. At the end the files get their names in the output folder, which the record announces first, and the report is
+written last: a folder with a report is complete.
+
+If the work only removes rows, nothing need be copied: `rows_only` writes the removed rows for `preprocess --skip-rows`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import zstandard
+from blake3 import blake3
+
+from mdata.dedup.row_set import ReadFile, path_of, write_row_set
+from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.indexed.append_file import AppendFile, SyncPoint
+from mdata.preprocessing.bad_rows import BadRowPolicy
+from mdata.preprocessing.worker_pool import Pool
+from mdata.progress import SILENT, Progress
+from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
+from mdata.sources.folder_files import PathFilter
+from mdata.sources.input_files import ENDINGS, STDIN, SourceFile, check_unchanged, find_inputs
+from mdata.sources.jsonl import split_lines
+from mdata.sources.parse import parse
+from mdata.sources.record_batch import BadRow, ReadSpec
+from mdata.sources.row_filter import parse_filter
+from mdata.util import atomic_io, file_lock
+from mdata.util.machine_limits import usable_cores
+from mdata.version import __version__
+
+WORK, LOCK = ".work", ".lock"
+BLOCK_BYTES = 1 << 22  # of a chunk, as in preprocess, so that its hashes of files are the same
+_CHECKPOINT_S = 5.0
+_ENDING = {"none": "", "gzip": ".gz", "zstd": ".zst"}
+_ZSTD_LEVEL, _GZIP_LEVEL = 3, 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextJobOptions:
+    """What is read and where the result goes.
+
+    Args:
+        input: files, folders or patterns of texts, as for `preprocess`.
+        output: a folder for the result.
+        include, exclude: patterns for files in folders.
+        json_key: the key or column that holds the text. input_format: "auto" decides by name and content.
+        text_documents: a document of plain text is a file, or a paragraph.
+        where: only rows for which this is true are read, as in `preprocess`.
+        compression: of the output.
+        removed: a file for removed rows, as lines of JSON with file, row, reason and text.
+        rows_only: write no texts, but which rows are removed.
+        on_error, quarantine, max_errors, max_record_bytes: bad rows, as in `preprocess`.
+        workers: processes; the result is the same.
+    """
+
+    input: str | Path | Sequence[str | Path]
+    output: str | Path
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    json_key: str = "text"
+    input_format: Any = "auto"
+    text_documents: Any = "file"
+    where: str | None = None
+    compression: Literal["none", "gzip", "zstd"] = "none"
+    removed: str | None = None
+    rows_only: bool = False
+    on_error: Literal["stop", "skip", "quarantine"] = "stop"
+    quarantine: str | None = None
+    max_errors: str | None = None
+    max_record_bytes: int = 64 << 20
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.compression not in _ENDING:
+            raise UsageError(f"compression={self.compression}", expected=", ".join(_ENDING))
+        if self.workers < 0:
+            raise UsageError(f"workers is {self.workers}", expected="at least 1, or 0 for all cores")
+        if (self.on_error == "quarantine") != (self.quarantine is not None):
+            raise UsageError(
+                f"on_error={self.on_error} with quarantine={self.quarantine}",
+                expected="on_error=quarantine together with a file for the bad rows",
+            )
+        if self.rows_only and self.where is not None:
+            raise UsageError("rows_only counts all rows", fix="leave where out, and give it to preprocess")
+        for name in ("removed", "quarantine"):
+            path = getattr(self, name)
+            if path is not None and Path(self.output).resolve() in Path(path).resolve().parents:
+                raise UsageError(f"{name}={path} would be an input of what reads {self.output}", fix="another folder")
+
+    @cached_property
+    def inputs(self) -> tuple[str | Path, ...]:
+        """`input` as a sequence."""
+        return (self.input,) if isinstance(self.input, str | Path) else tuple(self.input)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What decides the result, besides the work and the files."""
+        names: tuple[str, ...] = (
+            "json_key",
+            "input_format",
+            "text_documents",
+            "where",
+            "rows_only",
+            "max_record_bytes",
+            "on_error",
+        )
+        names += ("compression", "removed", "quarantine")
+        return {name: getattr(self, name) for name in names}
+
+
+class Edit(NamedTuple):
+    """What becomes of a row.
+
+    Args:
+        reason: why it is removed; "": it is not.
+        pieces: the texts in its place, with fields that each adds; None: it stays as it is.
+    """
+
+    reason: str = ""
+    pieces: Sequence[tuple[str, Mapping[str, Any]]] | None = None
+
+
+KEEP = Edit()
+
+
+class TextWork(Protocol):
+    """Work on the texts of a chunk; it is pickled for the workers."""
+
+    @property
+    def name(self) -> str:
+        """The command, and the name of its report."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Other keys or columns that it needs."""
+
+    def record(self) -> dict[str, Any]:
+        """What decides its result, as JSON.
+
+        Raises:
+            UsageError: it cannot be done here.
+        """
+
+    def prepare(self) -> None:
+        """Load what it needs."""
+
+    def edit(self, texts: list[str], others: Sequence[list[str]], fields: _Fields) -> tuple[list[Edit], Counter[str]]:
+        """What becomes of each row, and counts for the report.
+
+        Args:
+            texts: of the rows. others: the texts of `keys`. fields: all fields of a row by its number.
+        """
+
+
+_Fields = Callable[[int], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class TextJobResult:
+    """What was done.
+
+    Args:
+        folder: the output. rows: of the input. kept: rows that stay, changed or not. changed: of these.
+        removed: rows, by reason. bad, filtered: rows that were not looked at. counts: of the work.
+    """
+
+    folder: Path
+    rows: int
+    kept: int
+    changed: int
+    removed: Mapping[str, int]
+    bad: int
+    filtered: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Edited:
+    """The result of a chunk.
+
+    Args:
+        rows: of the chunk. digest: its hash. gone: bool[rows], the removed ones.
+        output: uint8, bytes for the output file. removed: uint8, lines without their beginnings, and
+        removed_ends, removed_rows: where each ends, and its row from 1.
+        bad_rows: in order. filtered, changed: rows. counts: of the work, and of reasons.
+    """
+
+    rows: int
+    digest: bytes
+    gone: npt.NDArray[np.bool_]
+    output: npt.NDArray[np.uint8]
+    removed: npt.NDArray[np.uint8]
+    removed_ends: npt.NDArray[np.int64]
+    removed_rows: npt.NDArray[np.int64]
+    bad_rows: tuple[BadRow, ...]
+    filtered: int
+    changed: int
+    reasons: Counter[str]
+    counts: Counter[str]
+
+
+@dataclass(frozen=True)
+class _OnChunks:
+    """Work on texts as work on chunks (mdata/preprocessing/fork_server.py)."""
+
+    work: TextWork
+    spec: ReadSpec
+    options: TextJobOptions
+
+    def prepare(self) -> None:
+        self.work.prepare()
+
+    def __call__(self, chunk: Chunk) -> _Edited:
+        data = read_chunk(chunk, self.spec)
+        batch = parse(chunk.source.format, data, spec=self.spec)
+        lines = split_lines(data) if chunk.source.format == "jsonl" else None
+        rows = list(range(1, batch.rows + 1)) if batch.kept is None else batch.kept
+        texts, *others = (column.sentences for column in batch.columns)
+
+        def fields(number: int) -> dict[str, Any]:
+            if lines is None:
+                return {key: column[number] for key, column in zip(self.spec.json_keys, (texts, *others), strict=True)}
+            return _loaded(lines[rows[number] - 1])
+
+        edits, counts = self.work.edit(texts, others, fields)
+        output, removed = list[bytes](), list[bytes]()
+        gone = np.zeros(batch.rows, np.bool_)
+        reasons, removed_rows, changed = Counter[str](), list[int](), 0
+        for number, (row, edit) in enumerate(zip(rows, edits, strict=True)):
+            if edit.reason:
+                gone[row - 1] = True
+                reasons[edit.reason] += 1
+                if self.options.removed:
+                    removed_rows.append(row)
+                    removed.append(orjson.dumps({"reason": edit.reason, "text": texts[number]})[1:] + b"\n")
+                continue
+            changed += edit.pieces is not None
+            if self.options.rows_only:
+                continue
+            if edit.pieces is None:
+                output.append(_dumped(fields(number)) if lines is None else lines[row - 1])
+            else:
+                for text, added in edit.pieces:
+                    output.append(_dumped({**_with_text(fields(number), self.spec.json_keys[0], text), **added}))
+        content = b"\n".join((*output, b"")) if output else b""
+        return _Edited(
+            batch.rows,
+            chunk_digest(data),
+            gone,
+            np.frombuffer(_compressed(content, self.options.compression), np.uint8),
+            np.frombuffer(b"".join(removed), np.uint8),
+            np.cumsum([len(line) for line in removed], dtype=np.int64),
+            np.array(removed_rows, np.int64),
+            tuple(batch.bad_rows),
+            batch.rows - len(rows) - len(batch.bad_rows),
+            changed,
+            reasons,
+            counts,
+        )
+
+
+def _loaded(line: bytes) -> dict[str, Any]:
+    try:
+        record = orjson.loads(line)
+    except ValueError:
+        record = json.loads(line)
+    assert isinstance(record, dict), "rows that are no objects are bad rows"
+    return record
+
+
+def _dumped(record: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record)
+    except TypeError:  # integers of more than 64 bits, lone surrogates elsewhere in the row
+        return json.dumps(record).encode()
+
+
+def _with_text(record: dict[str, Any], key: str, text: str) -> dict[str, Any]:
+    """The record with another text; a dotted key that is not there leads through objects."""
+    inner = record
+    *levels, last = [key] if key in record else key.split(".")
+    for level in levels:
+        inner = inner[level]
+    inner[last] = text
+    return record
+
+
+def _compressed(content: bytes, compression: str) -> bytes:
+    if not content or compression == "none":
+        return content
+    if compression == "gzip":
+        return gzip.compress(content, _GZIP_LEVEL, mtime=0)
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(content)
+
+
+@dataclass
+class _State:
+    """How far the files on disk go.
+
+    Args:
+        files: begun ones, the last maybe in part. digests: of the chunks of the last. begun: how many have an output.
+        placing: whether files are getting their names. sync points: of the last output, and of the other files.
+    """
+
+    files: list[ReadFile] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    bad: int = 0
+    filtered: int = 0
+    changed: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    placing: bool = False
+    output: SyncPoint | None = None
+    removed: SyncPoint | None = None
+    rows: SyncPoint | None = None
+    quarantine: SyncPoint | None = None
+
+
+def run_text_job(options: TextJobOptions, work: TextWork, progress: Progress = SILENT) -> TextJobResult:
+    """Do the work on all rows; an interrupted command continues.
+
+    Raises:
+        UsageError: unusable options or input, or the folder holds a result of other options.
+        BadInputError: a bad row, compressed data or parquet is damaged.
+        ResourceError: the disk or memory ran out; run again to continue.
+    """
+    folder = Path(options.output)
+    chosen = PathFilter(options.include, options.exclude)
+    files = find_inputs(options.inputs, format=options.input_format, filter=chosen, progress=progress).files
+    if any(file.path == STDIN for file in files):
+        raise UsageError(f"mdata {work.name} cannot read standard input", fix="give files")
+    inside = [file for file in files if isinstance(file.path, Path) and folder.resolve() in file.path.resolve().parents]
+    if inside:
+        raise UsageError(f"{inside[0].path} is in the output folder", fix="give another --output")
+    with os_errors_named(f"writing {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        held = f"another mdata {work.name} writes to this folder", "wait for it to end"
+        with file_lock.hold(folder / LOCK, remove=True, held=held):
+            job = _TextJob(options, work, files, folder=folder, progress=progress)
+            return job.finished() or job.run()
+
+
+class _TextJob:
+    """See `run_text_job`."""
+
+    def __init__(
+        self,
+        options: TextJobOptions,
+        work: TextWork,
+        files: Sequence[SourceFile],
+        *,
+        folder: Path,
+        progress: Progress,
+    ) -> None:
+        self.options, self.work, self.files = options, work, files
+        self.folder, self.progress = folder, progress
+        self.scratch, self.report = folder / WORK, folder / f"{work.name}.report"
+        where = None if options.where is None else parse_filter(options.where)
+        self.spec = ReadSpec(
+            json_keys=(options.json_key, *(key for key in work.keys if key != options.json_key)),
+            text_documents=options.text_documents,
+            max_record_bytes=options.max_record_bytes,
+            keep_bad_lines=options.on_error == "quarantine",
+            sentence_lists=False,
+            where=where,
+        )
+        made_of = {
+            **options.content,
+            work.name: work.record(),
+            "inputs": [[path_of(file), file.size_bytes, file.modified_ns] for file in files],
+        }
+        self.made_of = json.loads(json.dumps(made_of))
+        self.names = _output_names(files, _ENDING[options.compression])
+
+    def finished(self) -> TextJobResult | None:
+        """The result, if it is there already; refuses one of another job."""
+        if not self.report.exists():
+            return None
+        facts = json.loads(self.report.read_bytes())
+        found = facts.get("made_of", {})
+        if differing := [name for name in {**self.made_of, **found} if found.get(name) != self.made_of.get(name)]:
+            raise UsageError(
+                f"{self.folder} holds the result of other input or options",
+                found="different " + ", ".join(differing),
+                fix="give another --output, or remove it",
+            )
+        self.progress.note("this result is finished and made of the same input; nothing is left to do")
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        return TextJobResult(self.folder, **facts["result"])
+
+    def run(self) -> TextJobResult:
+        """Work on what is left, then give the files their names."""
+        state = self._resumed()
+        if not state.placing:
+            with closing(_Writer(self, state)) as writer:
+                writer.run()
+        return self._placed(state)
+
+    def _resumed(self) -> _State:
+        """The state of an interrupted run of this job; a new one otherwise."""
+        path = self.scratch / "state.json"
+        if path.exists():
+            record = json.loads(path.read_bytes())
+            if record.pop("made_of") == self.made_of:
+                self.progress.note("continuing an interrupted run")
+                record["files"] = [ReadFile(**file) for file in record["files"]]
+                record |= {name: Counter(record[name]) for name in ("reasons", "counts")}
+                for name in ("output", "removed", "rows", "quarantine"):
+                    record[name] = record[name] and SyncPoint(*record[name])
+                return _State(**record)
+            self.progress.note("the interrupted run in this folder was of other input or options; starting over")
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
+        return _State()
+
+    def save(self, state: _State) -> None:
+        """Record the state."""
+        record = {**vars(state), "files": [asdict(file) for file in state.files], "made_of": self.made_of}
+        atomic_io.atomic_write(self.scratch / "state.json", json.dumps(record).encode())
+
+    def _placed(self, state: _State) -> TextJobResult:
+        """Give the files their names and write the report."""
+        if not state.placing:
+            state.placing = True
+            self.save(state)
+        moves = {}
+        if not self.options.rows_only:
+            moves = {self.scratch / name: self.folder / name for name in self.names}
+        for name in (self.options.removed, self.options.quarantine):
+            if name is not None:
+                moves[Path(name)] = Path(name)
+        for path, target in moves.items():
+            partial = atomic_io.partial_path(path)
+            if partial.exists():
+                atomic_io.rename(partial, target)
+            elif not target.exists():
+                shutil.rmtree(self.scratch)
+                raise DamageError(f"{partial} was removed while it was being written", fix="run again")
+        for parent in {target.parent for target in moves.values()}:
+            atomic_io.sync_folder(parent)
+        rows = sum(file.rows for file in state.files)
+        removed = sum(state.reasons.values())
+        result: dict[str, Any] = {
+            "rows": rows,
+            "kept": rows - removed - state.bad - state.filtered,
+            "changed": state.changed,
+            "removed": dict(sorted(state.reasons.items())),
+            "bad": state.bad,
+            "filtered": state.filtered,
+            "counts": dict(sorted(state.counts.items())),
+        }
+        facts = {"made_by": f"mdata {__version__}", "made_of": self.made_of}
+        if self.options.rows_only:
+            gone = np.fromfile(atomic_io.partial_path(self.scratch / "rows"), np.uint8).view(np.bool_)
+            write_row_set(self.folder, state.files, gone, chunk_bytes=BLOCK_BYTES, facts=facts)
+        outputs = [] if self.options.rows_only else self.names
+        files = [asdict(file) | {"output": name} for file, name in zip(state.files, outputs, strict=False)]
+        text = json.dumps({**facts, "result": result, "files": files}, indent=1) + "\n"
+        atomic_io.atomic_write(self.report, text.encode())
+        shutil.rmtree(self.scratch)
+        return TextJobResult(self.folder, **result)
+
+
+class _Writer:
+    """Appends the results of chunks to files, and records how far they are."""
+
+    def __init__(self, job: _TextJob, state: _State) -> None:
+        self.job, self.state = job, state
+        options = job.options
+        self.policy = BadRowPolicy(options, job.progress, resume=state.quarantine)
+        self.removed = AppendFile(Path(options.removed), state.removed) if options.removed else None
+        self.rows = AppendFile(job.scratch / "rows", state.rows) if options.rows_only else None
+        self.output: AppendFile | None = None
+        if state.files and not state.files[-1].hash and not options.rows_only:
+            self.output = AppendFile(job.scratch / job.names[len(state.files) - 1], state.output)
+        self.due = time.monotonic() + _CHECKPOINT_S
+
+    def run(self) -> None:
+        job, state, options = self.job, self.state, self.job.options
+        done = sum(file.disk_bytes for file in job.files[: max(0, len(state.files) - 1)])
+        job.progress.begin(job.work.name, sum(file.disk_bytes for file in job.files), unit="B", done=done)
+        start = (len(state.files) - 1, len(state.digests)) if state.files else (0, 0)
+        if state.files and state.files[-1].hash:
+            start = len(state.files), 0
+        workers = options.workers or usable_cores()
+        if not any(file.streamed for file in job.files):
+            workers = min(workers, -(-sum(file.disk_bytes for file in job.files) // BLOCK_BYTES))
+        work = _OnChunks(job.work, job.spec, options)
+        with (
+            Pool(workers) as pool,
+            closing(chunks(job.files, BLOCK_BYTES, spec=job.spec, start=start)) as read,
+        ):
+            for result in pool.run(read, work):
+                self._begin(result.chunk.file_number + 1)
+                self._append(result.encoded)
+                result.release()
+                job.progress.advance(result.chunk.file_bytes, documents=sum(file.rows for file in state.files))
+                if time.monotonic() >= self.due:
+                    self._checkpoint()
+        self._begin(len(job.files))
+        self._end_last()
+        self.policy.check_share(state.bad, sum(file.rows for file in state.files))
+        self._checkpoint()
+        job.progress.end()
+
+    def close(self) -> None:
+        for file in (self.output, self.removed, self.rows):
+            if file is not None:
+                file.close()
+        self.policy.close(keep=True)
+
+    def _begin(self, count: int) -> None:
+        """Begin the files up to number `count`; those before the last are complete."""
+        state = self.state
+        while len(state.files) < count:
+            self._end_last()
+            file = self.job.files[len(state.files)]
+            state.files.append(ReadFile(path_of(file), file.size_bytes, 0, ""))
+            if not self.job.options.rows_only:
+                self.output = AppendFile(self.job.scratch / self.job.names[len(state.files) - 1])
+
+    def _end_last(self) -> None:
+        state = self.state
+        if not state.files or state.files[-1].hash:
+            return
+        check_unchanged(self.job.files[len(state.files) - 1])
+        whole = blake3(b"".join(map(bytes.fromhex, state.digests))).hexdigest()
+        state.files[-1], state.digests = replace(state.files[-1], hash=whole), []
+        if self.output is not None:
+            state.output = self.output.sync()
+            self.output.close()
+
+    def _append(self, edited: _Edited) -> None:
+        state, file = self.state, self.state.files[-1]
+        for bad_row in edited.bad_rows:
+            if not self.job.options.rows_only:
+                self.policy.handle(bad_row, file.path, rows_before=file.rows, bad_before=state.bad)
+            state.bad += 1
+        if self.output is not None:
+            self.output.append(edited.output)
+        if self.rows is not None:
+            self.rows.append(edited.gone.view(np.uint8))
+        if self.removed is not None:
+            self.removed.append(b"".join(self._removed_lines(edited)))
+        state.files[-1] = replace(
+            file, rows=file.rows + edited.rows, removed=file.removed + sum(edited.reasons.values())
+        )
+        state.digests.append(edited.digest.hex())
+        state.filtered += edited.filtered
+        state.changed += edited.changed
+        state.reasons.update(edited.reasons)
+        state.counts.update(edited.counts)
+
+    def _removed_lines(self, edited: _Edited) -> Iterator[bytes]:
+        file, content, begin = self.state.files[-1], edited.removed.tobytes(), 0
+        for row, end in zip(edited.removed_rows.tolist(), edited.removed_ends.tolist(), strict=True):
+            place = orjson.dumps({"file": file.path, "row": file.rows + row})
+            yield place[:-1] + b"," + content[begin:end]
+            begin = end
+
+    def _checkpoint(self) -> None:
+        state = self.state
+        if self.output is not None and not state.files[-1].hash:
+            state.output = self.output.sync()
+        state.removed = self.removed.sync() if self.removed else None
+        state.rows = self.rows.sync() if self.rows else None
+        state.quarantine = self.policy.quarantine.sync() if self.policy.quarantine else None
+        self.job.save(state)
+        self.due = time.monotonic() + _CHECKPOINT_S
+
+
+def _output_names(files: Sequence[SourceFile], ending: str) -> list[str]:
+    """A name for the output of each input; numbered if inputs of several folders share one."""
+    endings = sorted((known for names in ENDINGS.values() for known in names), key=len, reverse=True)
+    stems = []
+    for file in files:
+        name = Path(str(file.path)).name
+        stems.append(next((name.removesuffix(known) for known in endings if name.endswith(known)), name))
+    if len(set(stems)) < len(stems):
+        stems = [f"{number:05}-{stem}" for number, stem in enumerate(stems)]
+    return [f"{stem}.jsonl{ending}" for stem in stems]

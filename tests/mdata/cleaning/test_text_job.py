@@ -1,0 +1,259 @@
+"""Text in, text out: the same bytes however the work is divided or interrupted, rows kept as they are, and refusals."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from mdata.cleaning import text_job
+from mdata.cleaning.clean import clean
+from mdata.cleaning.rules import GopherRules, LengthRules
+from mdata.cleaning.steps import Cleaner, CleanRules
+from mdata.cleaning.text_job import TextJobOptions
+from mdata.dedup.row_set import RowSet
+from mdata.errors import BadInputError, ResourceError, UsageError
+from tests.helpers.failures import durable_calls
+
+RULES = CleanRules(steps=("collapse", "length", "punctuation"), length=LengthRules(min_words=3, max_characters=5000))
+DROPS = CleanRules(steps=("length",), length=LengthRules(min_words=3))
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    draws = random.Random(seed)
+    words = ["one", "two  ", "three\n\n", "four.", "\u201cfive\u201d", "six", ""]
+    return [" ".join(draws.choices(words, k=draws.randrange(12))) for _ in range(count)]
+
+
+def write(path: Path, rows: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(rows)))
+    return path
+
+
+def run(source: object, output: Path, rules: CleanRules = RULES, **options: object) -> text_job.TextJobResult:
+    return clean(TextJobOptions(input=source, output=output, **{"workers": 1, **options}), rules)  # type: ignore[arg-type]
+
+
+def content(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.jsonl*")))
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_job, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(text_job, "_CHECKPOINT_S", 0)
+
+
+def test_rows_are_those_of_the_cleaner(tmp_path):
+    rows = texts(300)
+    source = write(tmp_path / "a.jsonl", rows)
+    removed = tmp_path / "removed.jsonl"
+    result = run(source, tmp_path / "out", removed=str(removed))
+    cleaned, reasons = Cleaner(RULES).clean(rows, [])
+    lines = source.read_bytes().splitlines()
+    wanted = []
+    for number, (before, after, reason) in enumerate(zip(rows, cleaned, reasons, strict=True)):
+        if not reason and before == after:
+            wanted.append(lines[number])
+        elif not reason:
+            wanted.append(json.dumps({"id": number, "text": after}, separators=(",", ":"), ensure_ascii=False).encode())
+    assert (tmp_path / "out/a.jsonl").read_bytes().splitlines() == wanted
+    assert Counter(result.removed) == Counter(reason for reason in reasons if reason)
+    assert (result.rows, result.kept, result.bad) == (300, len(wanted), 0) and 0 < result.changed < result.kept
+    fallen = [json.loads(line) for line in removed.read_text().splitlines()]
+    assert fallen == [
+        {"file": str(source), "row": number + 1, "reason": reason, "text": rows[number]}
+        for number, reason in enumerate(reasons)
+        if reason
+    ]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.jsonl", "clean.report"]
+    before = (tmp_path / "out/clean.report").read_bytes()
+    assert run(source, tmp_path / "out", removed=str(removed)) == result
+    assert (tmp_path / "out/clean.report").read_bytes() == before
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
+def test_bytes_do_not_depend_on_workers(tmp_path, small_chunks, compression):
+    source = write(tmp_path / "a.jsonl", texts(400))
+    for workers in (1, 4):
+        run(source, tmp_path / str(workers), workers=workers, compression=compression, removed=f"{tmp_path}/{workers}r")
+    assert content(tmp_path / "1") == content(tmp_path / "4") != b""
+    assert (tmp_path / "1r").read_bytes() == (tmp_path / "4r").read_bytes()
+    unpack = {"none": bytes, "gzip": gzip.decompress, "zstd": _decompressed}[compression]
+    run(source, tmp_path / "plain")
+    assert unpack(content(tmp_path / "1")) == content(tmp_path / "plain")
+
+
+def _decompressed(data: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
+
+
+def test_bytes_do_not_depend_on_parts(tmp_path, small_chunks):
+    rows = texts(400)
+    whole = write(tmp_path / "a.jsonl", rows)
+    run(whole, tmp_path / "whole")
+    lines = whole.read_bytes().splitlines(keepends=True)
+    for parts in (2, 7):
+        folder = tmp_path / f"in{parts}"
+        folder.mkdir()
+        for number, part in enumerate(np.array_split(np.arange(len(lines)), parts)):
+            (folder / f"{number}.jsonl").write_bytes(b"".join(lines[line] for line in part))
+        run(folder, tmp_path / str(parts))
+        assert content(tmp_path / str(parts)) == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("rows_only", [False, True])
+def test_a_run_that_fails_anywhere_continues(tmp_path, small_chunks, monkeypatch, rows_only):
+    """The disk fails at one operation after the other; runs go on until one is through."""
+    sources = [write(tmp_path / f"{name}.jsonl", texts(60, seed)) for seed, name in enumerate("abc")]
+    rules = DROPS if rows_only else RULES
+    options = {"rows_only": rows_only, "removed": str(tmp_path / "gone.jsonl")}
+    with durable_calls(monkeypatch) as calls:
+        run(sources, tmp_path / "whole", rules, **options)
+    gone = (tmp_path / "gone.jsonl").read_bytes()
+    count = len(calls.seen)
+    assert count > 50
+    for first in range(0, count, 9):
+        (tmp_path / "gone.jsonl").unlink()
+        output, at = tmp_path / f"out{first}", first
+        while not (output / "clean.report").exists():
+            with durable_calls(monkeypatch, at), suppress(ResourceError):
+                run(sources, output, rules, **options)
+            at += 11
+        for path in sorted((tmp_path / "whole").iterdir()):
+            assert path.suffix == ".report" or _same(path, output / path.name)
+        assert (tmp_path / "gone.jsonl").read_bytes() == gone
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.name == "dedup.json":
+        return json.loads(one.read_bytes())["files"] == json.loads(other.read_bytes())["files"]
+    return one.read_bytes() == other.read_bytes()
+
+
+KILLED = """
+import sys
+from mdata.cleaning import text_job
+from tests.mdata.cleaning.test_text_job import RULES, run
+if __name__ == "__main__":
+    text_job.BLOCK_BYTES, text_job._CHECKPOINT_S = 2000, 0
+    run(sys.argv[1], sys.argv[2], workers=2)
+"""
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_killed_run_continues(tmp_path, small_chunks, kills):
+    source = write(tmp_path / "a.jsonl", texts(1500))
+    run(source, tmp_path / "whole")
+    draws, killed, number = random.Random(kills), 0, 0
+    (tmp_path / "killed.py").write_text(KILLED)
+    while killed < kills:
+        output, number = tmp_path / f"out{number}", number + 1
+        state = output / ".work/state.json"
+        while not (output / "clean.report").exists():
+            before = state.stat().st_mtime_ns if state.exists() else 0
+            environment = {**os.environ, "PYTHONHASHSEED": str(killed), "PYTHONPATH": os.pathsep.join(sys.path)}
+            words = [sys.executable, str(tmp_path / "killed.py"), str(source), str(output)]
+            process = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+            while process.poll() is None:
+                if killed < kills and state.exists() and state.stat().st_mtime_ns != before:
+                    time.sleep(draws.uniform(0, 0.05))
+                    process.send_signal(signal.SIGKILL)
+                    killed += 1
+                    break
+                time.sleep(0.002)
+            process.wait(120)
+        assert content(output) == content(tmp_path / "whole")
+
+
+def test_other_fields_and_formats(tmp_path):
+    lines = [
+        '{"n": 123456789012345678901234567890, "meta": {"text": "a \\u201cb\\u201d  c"}}',
+        '{"meta": {"text": "it is fine"}, "x": NaN}',
+        '{"meta": {"text": "it  is"}}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\r\n".join(lines))
+    run(tmp_path / "a.jsonl", tmp_path / "out", json_key="meta.text")
+    found = (tmp_path / "out/a.jsonl").read_text().splitlines()
+    assert (
+        json.loads(found[0]) == {"n": 1.2345678901234568e29, "meta": {"text": 'a "b" c'}} or '"a \\"b\\" c"' in found[0]
+    )
+    assert found[1] == lines[1] and len(found) == 2
+    table = pyarrow.table({"text": ["it  is so", "short"], "id": [1, 2]})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    (tmp_path / "c.txt").write_text("a plain text")
+    run([tmp_path / "b.parquet", tmp_path / "c.txt"], tmp_path / "both")
+    assert content(tmp_path / "both") == b'{"text":"it is so"}\n{"text":"a plain text"}\n'
+
+
+def test_files_of_one_name_get_numbers(tmp_path):
+    for folder in "xy":
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "a.jsonl", ["one two three"])
+    run([tmp_path / "x", tmp_path / "y"], tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.jsonl")) == ["00000-a.jsonl", "00001-a.jsonl"]
+
+
+def test_removed_rows_can_be_skipped(tmp_path):
+    rows = texts(200)
+    source = write(tmp_path / "a.jsonl", rows)
+    result = run(source, tmp_path / "out", DROPS, rows_only=True)
+    removed = RowSet.open(tmp_path / "out").removed[0]
+    _, reasons = Cleaner(DROPS).clean(rows, [])
+    assert removed.tolist() == [bool(reason) for reason in reasons]
+    assert sum(result.removed.values()) == removed.sum() > 0
+    assert not list((tmp_path / "out").glob("*.jsonl"))
+
+
+def test_bad_rows_are_handled_as_in_preprocess(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one two three"}\n{"text": "\\ud800 two three"}\n{"a": 1}\n')
+    with pytest.raises(BadInputError, match=r"a.jsonl:2: .*surrogate"):
+        run(tmp_path / "a.jsonl", tmp_path / "out")
+    bad = tmp_path / "bad.jsonl"
+    result = run(tmp_path / "a.jsonl", tmp_path / "out", on_error="quarantine", quarantine=str(bad))
+    assert (result.rows, result.kept, result.bad) == (3, 1, 2)
+    assert [json.loads(line)["kind"] for line in bad.read_text().splitlines()] == ["surrogate", "no-key"]
+    result = run(tmp_path / "a.jsonl", tmp_path / "where", on_error="skip", where="text = 'x'")
+    assert (result.filtered, result.bad, result.kept) == (3, 0, 0)
+
+
+def test_one_long_document_and_an_empty_one(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "word " * 2_000_000}) + '\n{"text": ""}\n')
+    rules = CleanRules(steps=("gopher-repetition", "gopher"))
+    result = run(tmp_path / "a.jsonl", tmp_path / "out", rules)
+    assert dict(result.removed) == {"gopher-max-words": 1, "gopher-min-words": 1}
+
+
+def test_what_it_refuses(tmp_path):
+    source = write(tmp_path / "a.jsonl", texts(5))
+    with pytest.raises(UsageError, match=r"no step gopherr"):
+        CleanRules(steps=("gopherr",))
+    with pytest.raises(UsageError, match=r"has no step"):
+        CleanRules(steps=())
+    with pytest.raises(UsageError, match=r"gopher-min-words is nan"):
+        CleanRules(steps=("gopher",), gopher=GopherRules(min_words=float("nan")))
+    with pytest.raises(UsageError, match=r"these steps change them: punctuation, collapse"):
+        run(source, tmp_path / "out", rows_only=True)
+    with pytest.raises(UsageError, match=r"cannot read standard input"):
+        run("-", tmp_path / "out")
+    with pytest.raises(UsageError, match=r"removed=.* would be an input"):
+        run(source, tmp_path / "out", removed=str(tmp_path / "out/removed.jsonl"))
+    run(source, tmp_path / "out")
+    with pytest.raises(UsageError, match=r"(?s)result of other input or options.*different clean"):
+        run(source, tmp_path / "out", DROPS)
+    with pytest.raises(UsageError, match=r"is in the output folder"):
+        run(tmp_path / "out/a.jsonl", tmp_path / "out")
