@@ -39,10 +39,10 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--level",
         choices=("document", "sentence", "chat"),
-        help="what one sequence is (default: judged by the name of PREFIX)",
+        help="what one sequence is (default: inferred from the name of PREFIX)",
     )
     add("--threads", type=int, metavar="N", help="reading threads (default: all available cores)")
-    group = parser.add_argument_group("the tokenizer that made the ids, if known")
+    group = parser.add_argument_group("the tokenizer of these ids, if known")
     add_tokenizer(group, required=False)
     add_variants(group)
 
@@ -75,7 +75,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         "largest_id": shard.largest_id,
         "dtype": made.manifest.dtype,
     }
-    verb = "already exists and is the same" if made.there_before else "written"
+    verb = "already exists with the same content" if made.there_before else "written"
     counts = f"{shard.documents:,} documents, {shard.sequences:,} sequences, {shard.tokens:,} tokens"
     console.result(f"{made.path}: {verb}\n{counts}, {made.manifest.dtype}", facts)
 

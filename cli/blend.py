@@ -115,7 +115,7 @@ def _spec(arguments: argparse.Namespace) -> BlendSpec | None:
     ]
     named = [name for name, is_given in sources if is_given]
     if len(named) > 1:
-        raise mdata.UsageError("the data is given in two ways", found=" and ".join(named), expected="one of them")
+        raise mdata.UsageError("the corpora are given twice", found=" and ".join(named), expected="one of them")
     if not named:
         flags = [f"--{flag.replace('_', '-')}" for flag in _FOR_WORDS if getattr(arguments, flag)]
         if flags:
@@ -204,7 +204,7 @@ def _notes(preview: BlendPreview) -> list[str]:
         first, name = min(once)
         lines.append(f"{name} runs out first: it has been read once after {first:,} {unit} of the blend")
     elif preview.num_samples is not None:
-        lines.append(f"nothing runs out: no corpus is read to its end in these {preview.num_samples:,} {unit}")
+        lines.append(f"no corpus is read to its end in these {preview.num_samples:,} {unit}")
     nothing = [row.name for row in preview.rows if row.samples == 0]
     if nothing:
         lines.append(f"not read at all in this training: {', '.join(nothing[:8])}{' ...' if len(nothing) > 8 else ''}")

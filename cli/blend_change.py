@@ -26,11 +26,11 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = change.add_argument
     add("--from", dest="from_blend", metavar="OLD.json", help="the run's blend")
-    add("--at-sample", type=int, metavar="N", help="samples that the run reads before the change")
+    add("--at-sample", type=int, metavar="N", help="number of samples read before the change")
     add("--set", action="append", default=[], metavar="NAME=WEIGHT", help="change the weight of a component")
     add("--add", action="append", default=[], nargs=2, metavar=("WEIGHT", "CORPUS"), help="add a corpus")
     add("--remove", action="append", default=[], metavar="NAME", help="stop reading a component")
-    add("--replace", action="append", default=[], metavar="NAME=CORPUS", help="read another corpus in its place")
+    add("--replace", action="append", default=[], metavar="NAME=CORPUS", help="replace a corpus by another")
 
 
 def refuse_without_from(arguments: argparse.Namespace) -> None:

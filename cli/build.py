@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARES",
         help="shares of training, validation and test (default: 100,0,0)",
     )
-    add("--whole", action="store_true", help="all data as one set, as a run reads a corpus of data.valid")
+    add("--whole", action="store_true", help="build all data as one set, as for a corpus of data.valid")
     add("--seed", type=int, default=1234, metavar="N", help="random seed (default: 1234)")
     add_tokenizer_unknown(parser)
     add_allow_outside(parser)
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.1,
         metavar="P",
-        help="bert, t5: share of samples that are shorter on purpose (default: 0.1)",
+        help="bert, t5: share of samples made shorter than S (default: 0.1)",
     )
 
 

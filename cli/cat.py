@@ -39,11 +39,11 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     corpus = mdata.open_corpus(arguments.path, allow_outside=arguments.allow_outside)
     documents = DocumentReader(corpus)
     if documents.missing is not None:
-        console.note(f"mdata: {documents.missing} is missing, so origins are not known")
+        console.note(f"mdata: {documents.missing} is missing, so origins are unknown")
     tokenizer = None if arguments.ids else corpus.load_tokenizer()
     if tokenizer is None and not arguments.ids:
         raise mdata.UsageError(
-            f"{corpus.name}: its tokenizer is not known", fix="--ids, or mdata adopt with its tokenizer"
+            f"{corpus.name}: its tokenizer is unknown", fix="--ids, or mdata adopt with its tokenizer"
         )
     numbers, alone = _chosen(arguments, documents)
     for number in numbers:

@@ -37,13 +37,13 @@ def add_arguments(parser: Parser) -> None:
     )
     add("--input", required=True, nargs="+", metavar="PATH", help="files, folders or patterns, as for preprocess")
     add("--output", required=True, metavar="FOLDER", help="where the rows to leave out are written")
-    add("--against", nargs="+", default=(), metavar="PATH", help="texts that stay: what repeats them is removed")
+    add("--against", nargs="+", default=(), metavar="PATH", help="texts to keep; what repeats them is left out")
     add("--include", nargs="+", default=(), metavar="PATTERN", help="read only these files of folders")
-    add("--exclude", nargs="+", default=(), metavar="PATTERN", help="do not read these files of folders")
+    add("--exclude", nargs="+", default=(), metavar="PATTERN", help="skip these files of folders")
     add("--json-key", default="text", metavar="KEY", help="key or column of the text (default: text)")
-    add("--exact", action="store_true", help="find equal documents only: equal words, whatever their case and accents")
-    add("--bands", type=int, metavar="B", help="bands of a signature; more find less similar documents (default: 14)")
-    add("--rows", type=int, default=8, metavar="R", help="values of a band; more find fewer documents (default: 8)")
+    add("--exact", action="store_true", help="find exact duplicates only (same words, ignoring case and accents)")
+    add("--bands", type=int, metavar="B", help="bands per signature; more find less similar documents (default: 14)")
+    add("--rows", type=int, default=8, metavar="R", help="values per band; more find fewer documents (default: 8)")
     add("--ngram", default="5", metavar="N", help="words of an n-gram, or characters:N (default: 5)")
     add("--hash", default="xxhash64", choices=get_args(Hash), help="hash of an n-gram (default: xxhash64)")
     add("--verify", type=float, default=0.0, metavar="J", help="compare near-duplicates: keep those that share less")
@@ -56,7 +56,7 @@ def add_arguments(parser: Parser) -> None:
 def options_of(arguments: argparse.Namespace) -> DedupOptions:
     """The options that the arguments mean."""
     if arguments.exact and arguments.bands is not None:
-        raise UsageError("--exact compares no bands", fix="leave --exact or --bands out")
+        raise UsageError("--bands has no effect with --exact", fix="leave --exact or --bands out")
     if arguments.exact and arguments.verify:
         raise UsageError("--exact has nothing to verify", fix="leave --exact or --verify out")
     if arguments.shard and not arguments.stage:

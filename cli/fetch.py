@@ -30,4 +30,4 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `fetch` and print the path of the manifest."""
     with console.progress() as progress:
         path = fetch(arguments.corpus, arguments.output, progress=progress)
-    console.result(f"{path}: complete, and as its manifest says", {"manifest": str(path)})
+    console.result(f"{path}: complete and verified against its manifest", {"manifest": str(path)})

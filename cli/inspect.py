@@ -151,7 +151,7 @@ def _lengths_text(bins: list[int] | None) -> str | None:
 
 def _provenance_lines(provenance: dict[str, Any] | None) -> list[str]:
     if provenance is None:
-        return ["made by another program, or without a manifest: its inputs are not known"]
+        return ["written by another program, or without a manifest: inputs unknown"]
     inputs = provenance["inputs"]
     rows, size = sum(file["rows"] for file in inputs), sum(file["bytes"] for file in inputs)
     count = f"{len(inputs):,} input{'s' * (len(inputs) != 1)}"

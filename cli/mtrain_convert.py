@@ -55,7 +55,7 @@ def add_arguments(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="model.KEY=VALUE",
-        help="settings that SOURCE does not record",
+        help="setting that SOURCE does not record",
     )
     parser.add_argument(
         "--check",

@@ -184,10 +184,10 @@ def _check(arguments: argparse.Namespace) -> None:
     from importlib.util import find_spec
 
     if arguments.all_checkpoints and arguments.checkpoint != "latest":
-        raise UsageError("--checkpoint and --all-checkpoints together", fix="leave one of them out")
+        raise UsageError("--checkpoint and --all-checkpoints are both given", fix="leave one of them out")
     if (arguments.task is None) == (arguments.tasks is None):
         raise UsageError(
-            "nothing to score" if arguments.task is None else "--task and --tasks together",
+            "nothing to score" if arguments.task is None else "--task and --tasks are both given",
             expected=f"--task, one of {', '.join(TASKS)}; or --tasks with names of lm-evaluation-harness",
         )
     task = arguments.task or "harness"

@@ -122,7 +122,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
             return 0
         if model.start is not None and not prompts:
             raise UsageError(
-                "this model answers a text, and none is given",
+                "this model needs a prompt to answer",
                 expected="--prompt or --input",
                 fix=f"mtrain generate {arguments.model} --prompt 'The capital of <extra_id_0> is Paris.'",
             )
@@ -177,7 +177,9 @@ def _generate(
     if not model.world.is_main:
         return
     if arguments.output is not None:
-        text = f"{len(requests):,} texts in {arguments.output}" + (f", {done:,} of them from before" if done else "")
+        text = f"{len(requests):,} texts in {arguments.output}" + (
+            f", {done:,} of them from an earlier run" if done else ""
+        )
         console.result(text, {"output": str(arguments.output), "texts": len(requests), "from_before": done})
         return
     made = [
@@ -200,7 +202,7 @@ def _fill(model: Model, prompts: list[str | list[int]], *, arguments: argparse.N
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if arguments.output is not None or arguments.beam_width is not None or len(texts) < len(prompts) or not texts:
         raise UsageError(
-            "this model fills the masks of texts",
+            "this model fills masks in a prompt",
             expected="--prompt or --input with texts, without --output and --beam-width",
             fix=f"mtrain generate {arguments.model} --prompt 'The capital of [MASK] is Paris.'",
         )
@@ -263,7 +265,7 @@ def _bias(entries: list[str]) -> dict[int, float]:
         try:
             biases[int(token)] = float(value)
         except ValueError as error:
-            raise UsageError(f"--logit-bias {entry} is not understood", expected="ID=X, such as 198=-5") from error
+            raise UsageError(f"--logit-bias {entry} is not valid", expected="ID=X, such as 198=-5") from error
     return biases
 
 
@@ -277,7 +279,7 @@ def _check(arguments: argparse.Namespace) -> None:
         (arguments.strict and arguments.input is None, "--strict is for the keys of --input"),
         (
             arguments.beam_width is not None and bool(arguments.output or arguments.num_samples or arguments.stop),
-            "--beam-width does not go with --output, --num-samples or --stop",
+            "--beam-width cannot be combined with --output, --num-samples or --stop",
         ),
     ]
     if problems := [text for bad, text in wrong if bad]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trainer.config.parse import ReadConfig
 
 TAKES_COMMAND = True
-_HELD = ("this run is being launched already", "wait until that launch has ended; see `mtrain status`")
+_HELD = ("this run is already being launched", "wait for that launch to finish; see `mtrain status`")
 
 
 def add_arguments(parser: Parser) -> None:

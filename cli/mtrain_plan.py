@@ -260,7 +260,7 @@ def gpus_described(arguments: argparse.Namespace) -> Hardware:
     device = device_named(arguments.device or _this_gpu())
     if device is None:
         device_names = ", ".join(device.name for device in DEVICES)
-        raise UsageError(f"--device {arguments.device} is not known", expected=f"one of {device_names}")
+        raise UsageError(f"unknown --device {arguments.device}", expected=f"one of {device_names}")
     memory = device.memory_bytes if arguments.memory is None else round(arguments.memory * GIB)
     network = NETWORK if arguments.network is None else arguments.network * 1e9 / 8
     link = device.link if arguments.link is None else arguments.link * 1e9

@@ -30,7 +30,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if job is None:
         raise UsageError(
             f"{folder} was not started by mtrain launch",
-            found=file_lock.held_by(folder / ".lock") or "no process that trains there",
+            found=file_lock.held_by(folder / ".lock") or "no launched process",
             fix="end that process with Ctrl-C or SIGTERM; it writes a checkpoint first",
         )
     asked = ask_to_stop(job)

@@ -33,7 +33,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if job is None:
         raise UsageError(
             f"{folder} was not started by mtrain launch, so it has no log",
-            fix=f"see the terminal or the file to which mtrain train printed, or {folder}/events.jsonl",
+            fix=f"see the output of mtrain train, or {folder}/events.jsonl",
         )
     print_logs(
         console,

@@ -69,10 +69,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.parent is not None:
         if lacks:
             names = tuple(text.partition(":")[0] for text in lacks)
-            console.tell(f"{SAID}not everything was sent; mtrain track {folder} --to {' '.join(names)} sends the rest")
+            console.tell(f"{SAID}some data was not sent; mtrain track {folder} --to {' '.join(names)} sends the rest")
         os._exit(ResourceError.exit_code if lacks else 0)  # a library that hangs would keep this process
     if lacks:
-        raise ResourceError("not everything was sent", found="; ".join(lacks), fix="run the same command again")
+        raise ResourceError("some data was not sent", found="; ".join(lacks), fix="run the same command again")
     console.result(f"{folder}: sent to {', '.join(names)} as {run.id.id}", {**dataclasses.asdict(run.id), "to": names})
     return 0
 

@@ -77,7 +77,7 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add("--append-eod", action="store_true", help="append the end-of-document id to each document")
     add("--workers", type=int, metavar="N", help="worker processes (default: all cores)")
     add("--partitions", type=int, default=1, metavar="P", help="also write the results in P partitions (default: 1)")
-    add("--keep-sequential-samples", action="store_true", help="partitions are runs of records, not every P-th record")
+    add("--keep-sequential-samples", action="store_true", help="partitions are contiguous, not every P-th record")
     add("--dataset-impl", action=_Implementation, help="only mmap, the format that mdata writes")
 
 
@@ -89,7 +89,7 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
     add("--text-template", metavar="T", help="text of several columns: '{title}\\n{body}'")
     add("--where", metavar="FILTER", help="use only records that match, such as \"lang = 'en' and n > 9\"")
-    add("--skip-rows", metavar="FOLDER", help="leave out the rows that mdata dedup found, in this folder")
+    add("--skip-rows", metavar="FOLDER", help="skip the rows that mdata dedup listed in this folder")
     add_variants(group)
     add("--chat", action="store_true", help="records are conversations")
     add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on")

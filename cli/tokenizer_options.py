@@ -55,8 +55,8 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
         help="NullTokenizer: end-of-document id (default: N - 1)",
     )
     add("--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="further special tokens")
-    add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="leave out BOS, CLS and the like")
-    add("--tokenizer-sentencepiece-legacy", action="store_true", help="give special tokens ids after the pieces")
+    add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="do not add BOS, CLS and the like")
+    add("--tokenizer-sentencepiece-legacy", action="store_true", help="special tokens get ids after the pieces")
     other = "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces"
     add(_WHITESPACE, other, action="store_true", dest="keep_extra_whitespaces", help="keep runs of spaces")
     patterns = ("v1", "v2", "cl100k_base", "o200k_base", "llama3", "qwen2")
@@ -77,7 +77,7 @@ def add_variants(group: argparse._ArgumentGroup) -> None:
         default="special",
         help="encode a special token that occurs in a text as its id (as Megatron does) or as plain text",
     )
-    group.add_argument("--compat", choices=("megatron-2023",), help="give the ids that Megatron gave in late 2023")
+    group.add_argument("--compat", choices=("megatron-2023",), help="reproduce the token ids of Megatron in late 2023")
 
 
 def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:

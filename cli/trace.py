@@ -40,15 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--origin", metavar="FILE:ROW", help="the same, for the document of an input's row")
     shown = parser.add_argument_group("what to show")
     shown.add_argument("--component", metavar="NAME", help="the corpus of the document, if there are several")
-    shown.add_argument("--dp-rank", type=int, metavar="R", help="of a step: only the rows of this data-parallel rank")
-    shown.add_argument("--until-step", type=int, metavar="N", help="of a document: only steps up to this one")
-    shown.add_argument("--until-sample", type=int, metavar="N", help="of a document: only samples below this one")
+    shown.add_argument("--dp-rank", type=int, metavar="R", help="with --step: only rows of this data-parallel rank")
+    shown.add_argument("--until-step", type=int, metavar="N", help="with a document: only steps up to this one")
+    shown.add_argument("--until-sample", type=int, metavar="N", help="with a document: only samples below this one")
     shown.add_argument(
         "--rows",
         type=int,
         default=20,
         metavar="N",
-        help="samples to show (default: 20); for a step, 0 shows only counts",
+        help="samples to show (default: 20); with --step, 0 shows only counts",
     )
     shown.add_argument("--text", action="store_true", help="show decoded text, with special tokens")
     shown.add_argument("--tokens", action="store_true", help="show token ids")

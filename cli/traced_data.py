@@ -58,7 +58,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("START", "INCREMENT", "SAMPLES"),
         help="Megatron's ramp of the global batch",
     )
-    data.add_argument("--micro-batch", type=int, metavar="N", help="rows of a forward pass")
+    data.add_argument("--micro-batch", type=int, metavar="N", help="samples per forward pass of a rank")
     data.add_argument("--dp", type=int, metavar="N", help="data-parallel ranks")
     data.add_argument(
         "--dataloader-type", choices=["single", "cyclic"], help="Megatron's dataloader type; cyclic shuffles each epoch"

@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         console.error(str(problem))
     if arguments.full and verified.unhashed:
         names = ", ".join(verified.unhashed)
-        console.note(f"mdata: no block hashes are known for {names}; mdata adopt --full records them")
+        console.note(f"mdata: no block hashes are recorded for {names}; mdata adopt --full records them")
     facts = {
         "checked": list(verified.checked),
         "bin_bytes_read": verified.bin_bytes,

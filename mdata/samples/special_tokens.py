@@ -148,12 +148,12 @@ def vocabulary_from(entries: Mapping[str, int]) -> MaskedVocabulary:
 def _special(id_of: Callable[[str], int | None]) -> dict[str, Any]:
     """The special tokens that a tokenizer has, by the fields of `MaskedVocabulary`."""
     sentinels = tuple(takewhile(lambda id: id is not None, (id_of(f"<extra_id_{number}>") for number in count())))
-    found = {"sentinels": sentinels} if sentinels else {}
+    fields = {"sentinels": sentinels} if sentinels else {}
     for names_of in (_WORDPIECE, _OTHERS):
         named = {role: [id for name in names if (id := id_of(name)) is not None] for role, names in names_of.items()}
         if any(named.values()):
-            return {**found, **{role: ids[0] for role, ids in named.items() if ids}}
-    return found
+            return {**fields, **{role: ids[0] for role, ids in named.items() if ids}}
+    return fields
 
 
 def _named(role: str) -> str:

@@ -73,7 +73,7 @@ def test_json_lines_and_ids(prefix, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "its tokenizer is not known\n  try: --ids, or mdata adopt"),
+        ([], "its tokenizer is unknown\n  try: --ids, or mdata adopt"),
         (["--ids", "--documents", "9"], "document 9\n  expected: one of the 4, counted from 0"),
         (["--ids", "--origin", "a.jsonl:1"], "the origins of its documents are not known"),
     ],
@@ -137,7 +137,7 @@ def test_a_pair_of_an_older_format(tmp_path, capsys):
     assert main(["cat", new, "--documents", "0"]) == 0
     assert capsys.readouterr().out == "ab\nc\n"
     assert main(["adopt", old, "--convert", new, "--tokenizer-type", "ByteTokenizer"]) == 0
-    assert "already exists and is the same" in capsys.readouterr().out
+    assert "already exists with the same content" in capsys.readouterr().out
 
 
 def test_ids_plus_one(tmp_path, capsys):

@@ -24,7 +24,7 @@ def test_it_says_what_was_found_and_what_comes_next(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--exact", "--bands", "3"], "--exact compares no bands"),
+        (["--exact", "--bands", "3"], "--bands has no effect with --exact"),
         (["--bands", "0x"], "--bands"),
         (["--rows", "0"], "rows is 0"),
         (["--workers", "-1"], "workers is -1"),

@@ -90,7 +90,7 @@ def test_eval(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (("generate", "--top-k", "-1"), "top_k=-1"),
         (("generate", "--prompt", "the " * 70), "do not fit the context of model"),
         (("generate", "--prompt", "a", "--max-tokens", "100"), "and 100 new ones"),
-        (("generate", "--logit-bias", "x"), "--logit-bias x is not understood"),
+        (("generate", "--logit-bias", "x"), "--logit-bias x is not valid"),
         (("generate", "--logit-bias", "300=1"), "token 300, the vocabulary has 300"),
         (("generate", "--beam-width", "0"), "beam_width=0"),
         (("generate", "--strict"), "--strict is for the keys of --input"),

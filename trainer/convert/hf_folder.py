@@ -148,16 +148,16 @@ def open_hf(path: Path) -> ModelFolder:
     if both and not equal_tensors(source, (head, tied), size=size):
         # As transformers 5 does.
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie_embeddings=False))
-        what = f"config.json says tie_word_embeddings, but {head} and {tied} differ"
-        notes.append(f"{what}: both are used, and model.tie_embeddings is false")
+        contradiction = f"config.json says tie_word_embeddings, but {head} and {tied} differ"
+        notes.append(f"{contradiction}: both are used, and model.tie_embeddings is false")
         if problems := [*family.problems(config)]:
-            raise problems_error(str(path), [f"{what}: {one}" for one in problems])
+            raise problems_error(str(path), [f"{contradiction}: {problem}" for problem in problems])
     shape = family.shape(config, rows)
     links = list(hf_links(family, shape, model_type=model_type, bare=bare))
     check_tensors(source.tensors, {link.theirs.tensor: link.theirs.shape for link in links}, where=path)
     pattern = face.buffers.get(model_type)
     buffers = {name for name in source.tensors if pattern and re.fullmatch(pattern, name)}
-    used = {one.theirs.tensor for one in links} | ({head} if config.model.tie_embeddings else set()) | buffers
+    used = {link.theirs.tensor for link in links} | ({head} if config.model.tie_embeddings else set()) | buffers
     fix = f"only what {face.auto_class} computes is read; merge adapters first"
     check_used(source.tensors, used, where=path, fix=fix)
     if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):

@@ -151,18 +151,18 @@ def unpacked(path: Path) -> Path:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = [one for one in archive.infolist() if _IN_ARCHIVE.fullmatch(one.filename)]
-            if not any(one.filename.endswith(".pt") for one in members):
-                found = ", ".join(archive.namelist()[:5]) or "nothing"
-                what, expected = f"{path} holds no checkpoint of Megatron-LM", f"{LATEST} and release/"
-                raise UsageError(what, found=found, expected=expected)
-            if any(one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for one in members):
+            members = [member for member in archive.infolist() if _IN_ARCHIVE.fullmatch(member.filename)]
+            if not any(member.filename.endswith(".pt") for member in members):
+                names = ", ".join(archive.namelist()[:5]) or "nothing"
+                problem, expected = f"{path} holds no checkpoint of Megatron-LM", f"{LATEST} and release/"
+                raise UsageError(problem, found=names, expected=expected)
+            if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
                 raise UsageError(f"{path} has a compression that is not read", fix="unpack it, and give the folder")
             folder = Path(tempfile.mkdtemp(prefix="mtrain-zip-"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             with os_errors_named("unpacking an archive"):
-                for one in members:
-                    archive.extract(one, folder)
+                for member in members:
+                    archive.extract(member, folder)
     except (zipfile.BadZipFile, zlib.error) as error:
         raise DamageError(f"{path} is damaged", found=str(error), fix="download it again") from error
     return folder if (folder / LATEST).is_file() else folder / members[0].filename.partition("/")[0]

@@ -154,8 +154,8 @@ def _slow_links(ranks: Sequence[RankHealth]) -> Iterator[Finding]:
         return
     median = statistics.median_high(links.values())
     slow = sorted((rate, pair) for pair, rate in links.items() if rate < WARN * median)
-    for rate, (one, other) in slow[:SLOWEST]:
-        text = f"{at[one].place} and {at[other].place}: {rate:.4g} GB/s between them, {1 - rate / median:.0%} below"
+    for rate, (first, second) in slow[:SLOWEST]:
+        text = f"{at[first].place} and {at[second].place}: {rate:.4g} GB/s between them, {1 - rate / median:.0%} below"
         yield Finding(f"{text} the median of {len(links)} pairs, {median:.4g}", rate < STOP * median)
     for host in dict.fromkeys(rank.host for rank in ranks):
         with_others = dict[str, float]()
@@ -230,11 +230,11 @@ def measure_links(world: World, hosts: Sequence[str]) -> dict[int, float]:
     for turn in range(min(LINK_ROUNDS, len(names) - 1 + len(names) % 2) if len(names) > 1 else 0):
         if gather_objects(time.monotonic() - began_s, everyone)[0] > LINKS_S:
             break
-        pairs = [(names[one], names[other]) for one, other in host_pairs(len(names), turn)]
+        pairs = [(names[first], names[second]) for first, second in host_pairs(len(names), turn)]
         peer_of = {
             own: other
-            for one, another in (*pairs, *((other, one) for one, other in pairs))
-            for own, other in zip(ranks_of[one], ranks_of[another], strict=False)
+            for first, second in (*pairs, *((second, first) for first, second in pairs))
+            for own, other in zip(ranks_of[first], ranks_of[second], strict=False)
         }
         if (peer := peer_of.get(world.rank)) is not None:
             send = partial(exchange, values, peer=peer, group=everyone)

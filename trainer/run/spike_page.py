@@ -143,8 +143,8 @@ def _corpora(dataset: Dataset, step: SpikeStep, lines: Iterable[Mapping[str, Any
     for name, samples in counts.items():
         loss = step.losses.get(name) if step.losses else step.spike.loss
         values = [(line.get("train") or {}).get(name) if step.losses else line["loss"] for line in earlier]
-        known = [value for value in values if value is not None]
-        corpora.append(_Corpus(name, samples, loss, statistics.median(known) if known else None))
+        measured = [value for value in values if value is not None]
+        corpora.append(_Corpus(name, samples, loss, statistics.median(measured) if measured else None))
     return sorted(corpora, key=lambda of: float("-inf") if of.excess is None else of.excess, reverse=True)
 
 

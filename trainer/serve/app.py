@@ -205,8 +205,8 @@ class Server:
         )
         headers = _ignored(job.unknown)
         if job.search is not None:
-            found = await _while_connected(request, beams_of(self.service, self.service.begin([job.search])))
-            return _json(megatron_api.beam_answer(served.model, job, found), headers=headers)
+            beams = await _while_connected(request, beams_of(self.service, self.service.begin([job.search])))
+            return _json(megatron_api.beam_answer(served.model, job, beams), headers=headers)
         run = self.service.begin([row.request for row in job.rows])
         answer = await _while_connected(request, self._gathered(run, job.rows))
         return _json(megatron_api.answer_of(served.model, job, answer), headers=headers)
@@ -282,8 +282,8 @@ class _Guard:
                 status = message["status"]
             await send(message)
 
-        known = path if path in (*OPEN_PATHS, "/metrics", "/api") or path.startswith("/v1/") else "other"
-        known = "/v1/models" if known.startswith("/v1/models") else known
+        route = path if path in (*OPEN_PATHS, "/metrics", "/api") or path.startswith("/v1/") else "other"
+        route = "/v1/models" if route.startswith("/v1/models") else route
         try:
             if not self._is_for_us(scope):
                 error = ApiError(
@@ -301,9 +301,9 @@ class _Guard:
                 response = self._server.refusal(path, error, {"www-authenticate": "Bearer"})
                 await response(scope, receive, counting)
         finally:
-            if known.startswith("/v1/") and known not in ("/v1/completions", "/v1/chat/completions", "/v1/models"):
-                known = "other"
-            self._server.counted(known, status, time.monotonic() - began_s)
+            if route.startswith("/v1/") and route not in ("/v1/completions", "/v1/chat/completions", "/v1/models"):
+                route = "other"
+            self._server.counted(route, status, time.monotonic() - began_s)
 
     def _is_for_us(self, scope: Scope) -> bool:
         if not self._server.hosts:
@@ -346,8 +346,8 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
             raise ClientDisconnect
         return task.result()
     finally:
-        for one in (task, gone):
-            one.cancel()
+        for future in (task, gone):
+            future.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
 
 

@@ -284,7 +284,7 @@ def answer_of(model: Model, job: Job, pieces: Sequence[Sequence[Piece]]) -> dict
     """The answer: prompt and new text of each row, its tokens as texts, and log probabilities from the second on."""
     tokenizer = model.tokenizer
     assert tokenizer is not None, "a server has a tokenizer"
-    whole = [[*row.request.prompt, *row.tokens] for row in job.rows]
+    sequences = [[*row.request.prompt, *row.tokens] for row in job.rows]
     log_probs = None
     if job.asked.logprobs:
         log_probs = [
@@ -292,8 +292,8 @@ def answer_of(model: Model, job: Job, pieces: Sequence[Sequence[Piece]]) -> dict
             for of_row in pieces
         ]
     return {
-        "text": [tokenizer.decode(ids) for ids in whole],
-        "segments": [[tokenizer.decode([i]) for i in ids] for ids in whole],
+        "text": [tokenizer.decode(ids) for ids in sequences],
+        "segments": [[tokenizer.decode([i]) for i in ids] for ids in sequences],
         "logprobs": log_probs,
     }
 
@@ -302,9 +302,9 @@ def beam_answer(model: Model, job: Job, found: Found) -> dict[str, Any]:
     """The answer of a beam search, best first."""
     tokenizer, search = model.tokenizer, job.search
     assert tokenizer is not None and search is not None, "a server has a tokenizer"
-    whole = [[*search.prompt, *beam.tokens] for beam in found.beams]
+    sequences = [[*search.prompt, *beam.tokens] for beam in found.beams]
     return {
-        "text": [tokenizer.decode(ids) for ids in whole],
-        "segments": [[tokenizer.decode([i]) for i in ids] for ids in whole],
+        "text": [tokenizer.decode(ids) for ids in sequences],
+        "segments": [[tokenizer.decode([i]) for i in ids] for ids in sequences],
         "scores": [beam.score for beam in found.beams],
     }

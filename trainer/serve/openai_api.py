@@ -173,11 +173,11 @@ def _options(served: Served, fields: Fields, *, most: int) -> Options:
         rules.check(served.model.vocab_size)
     except UsageError as error:
         raise ApiError(400, str(error).removeprefix("cannot generate: ")) from error
-    stream, told = fields.flag("stream"), fields.take("stream_options")
-    if told is not None and not (stream and isinstance(told, dict)):
-        text = f"stream_options is {shortened(told)}, expected an object, with stream set to true"
+    stream, stream_options = fields.flag("stream"), fields.take("stream_options")
+    if stream_options is not None and not (stream and isinstance(stream_options, dict)):
+        text = f"stream_options is {shortened(stream_options)}, expected an object, with stream set to true"
         raise ApiError(400, text, param="stream_options")
-    usage = Fields(told or {}).flag("include_usage")
+    usage = Fields(stream_options or {}).flag("include_usage")
     fields.refuse("use_beam_search", unless=(False,), text="use beam_width of PUT /api")
     for name in ("user", "metadata", "store", "parallel_tool_calls", "service_tier"):
         fields.take(name)

@@ -136,13 +136,13 @@ class _Searches:
 
     def step(self) -> list[Found]:
         """One step of each."""
-        found = list[Found]()
+        finished = list[Found]()
         for id, search in list(self.open.items()):
             search.step()
             if search.beams.done:
-                found.append(Found(id, search.beams.results(search.beams.width)))
+                finished.append(Found(id, search.beams.results(search.beams.width)))
                 del self.open[id]
-        return found
+        return finished
 
 
 def serve_rank(engine: Engine, model: Model, link: Link) -> None:

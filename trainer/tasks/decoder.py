@@ -405,10 +405,10 @@ def _free_bytes(model: Model) -> float:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE
     else:
         free = UNKNOWN_FREE
-    found = torch.tensor(-free, dtype=torch.float64, device=device)
+    negated_free = torch.tensor(-free, dtype=torch.float64, device=device)
     for axis in ("tp", "pp"):
-        all_reduce_(found, model.world.groups[axis], op="max")
-    return float(-found)
+        all_reduce_(negated_free, model.world.groups[axis], op="max")
+    return float(-negated_free)
 
 
 class BeamCache:

@@ -38,7 +38,7 @@ class Filled(NamedTuple):
 
     def lines(self) -> str:
         """The text, and under it a line for each mask."""
-        rows = [", ".join(f"{one.text} {one.probability:.3f}" for one in mask) for mask in self.masks]
+        rows = [", ".join(f"{candidate.text} {candidate.probability:.3f}" for candidate in mask) for mask in self.masks]
         return "\n".join([self.text, *(f"  {MASK} {number}: {row}" for number, row in enumerate(rows, 1))])
 
 
@@ -69,10 +69,10 @@ def named_id(tokenizer: mdata.Tokenizer, name: str) -> int:
     Raises:
         UsageError: the tokenizer has no such token.
     """
-    found: int | None = getattr(tokenizer, "special_ids", {}).get(name)
-    if found is None:
+    token_id: int | None = getattr(tokenizer, "special_ids", {}).get(name)
+    if token_id is None:
         raise UsageError(f"the tokenizer {tokenizer.name} has no {name}", expected="a tokenizer of BERT")
-    return found
+    return token_id
 
 
 def _row(tokenizer: mdata.Tokenizer, prompt: str, ids: dict[str, int]) -> list[int]:
@@ -97,5 +97,5 @@ def _filled(model: Model, prompt: str, row: list[int], ids: dict[str, int], *, t
         )
     )
     best = dict(zip(places, (mask[0].token for mask in masks), strict=True))
-    whole = [best.get(place, token) for place, token in enumerate(row)][1:-1]
-    return Filled(prompt, masks, tokenizer.decode(whole))
+    filled_ids = [best.get(place, token) for place, token in enumerate(row)][1:-1]
+    return Filled(prompt, masks, tokenizer.decode(filled_ids))

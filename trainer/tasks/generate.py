@@ -430,8 +430,8 @@ def _lines_there(output: Path, model: Model, requests: Sequence[Request]) -> int
     if not output.exists():
         return 0
     content = output.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    lines = whole.splitlines()
+    complete = content[: content.rfind(b"\n") + 1]
+    lines = complete.splitlines()
     if len(lines) > len(requests):
         raise UsageError(
             f"{output} has more samples than are asked for",
@@ -452,8 +452,8 @@ def _lines_there(output: Path, model: Model, requests: Sequence[Request]) -> int
                 expected=f"job {job}",
                 fix="name another --output, or give the same command again",
             )
-    if len(whole) < len(content):
-        os.truncate(output, len(whole))
+    if len(complete) < len(content):
+        os.truncate(output, len(complete))
     return len(lines)
 
 

@@ -67,10 +67,10 @@ class MtrainLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """The id that ends a text."""
-        found = self._tokens.eod if self._tokens.eod is not None else min(self.model.ends, default=None)
-        if found is None:
+        token_id = self._tokens.eod if self._tokens.eod is not None else min(self.model.ends, default=None)
+        if token_id is None:
             raise UsageError(f"{self.model.name} has no token that ends a text", fix="--tokenizer FOLDER with one")
-        return found
+        return token_id
 
     @property
     def prefix_token_id(self) -> int:
@@ -119,13 +119,13 @@ class MtrainLM(TemplateLM):
         """The log probability of each text, in windows that predict each token once."""
         owner, parts = list[int](), []
         for number, request in enumerate(requests):
-            found = get_rolling_token_windows(
+            token_windows = get_rolling_token_windows(
                 token_list=self.tok_encode(request.args[0]),
                 prefix_token=self.prefix_token_id,
                 max_seq_len=self.max_length,
                 context_len=1,
             )
-            windows = [(None, *make_disjoint_window(window)) for window in found]
+            windows = [(None, *make_disjoint_window(window)) for window in token_windows]
             owner += [number] * len(windows)
             parts += windows
         totals = [0.0] * len(requests)
@@ -192,7 +192,7 @@ def evaluate_tasks(
         raise UsageError(
             f"lm-evaluation-harness has no task {unknown[0]!r}", fix="lm_eval ls tasks lists them; --include-path DIR"
         )
-    found: dict[str, Any] = simple_evaluate(
+    results: dict[str, Any] = simple_evaluate(
         model=MtrainLM(model, max_length=max_length, batch_size=batch_size, progress=progress),
         tasks=list(tasks),
         num_fewshot=num_fewshot,
@@ -201,7 +201,7 @@ def evaluate_tasks(
         task_manager=manager,
         bootstrap_iters=0,
     )
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ def passage(model: Scorer, text: str, *, strict: bool) -> Passage:
     before = text[: text.rfind(word)].strip()
     if not before:
         return Passage([], model.encode(f" {word}"))
-    context, whole = model.encode(before), model.encode(f"{before} {word}")
+    context, full_ids = model.encode(before), model.encode(f"{before} {word}")
     # A SentencePiece tokenizer gives " word" alone a piece for the blank, which no text has.
-    together = whole[: len(context)] == context and len(whole) > len(context)
-    return Passage(context, whole[len(context) :] if together else model.encode(f" {word}"))
+    together = full_ids[: len(context)] == context and len(full_ids) > len(context)
+    return Passage(context, full_ids[len(context) :] if together else model.encode(f" {word}"))
 
 
 def read_passages(path: Path) -> tuple[list[str], int]:

@@ -149,6 +149,6 @@ class PageTable:
 
 def pages_for(length: int, *, last: int | None, chunk: int, page_tokens: int) -> int:
     """Pages that a row of this length needs at most at a time, if it is computed in chunks of so many tokens."""
-    whole = -(-length // page_tokens)
+    all_pages = -(-length // page_tokens)
     # A chunk's first token sees `last` - 1 before it; the window may begin and end inside a page.
-    return whole if last is None else min(whole, -(-(last + chunk) // page_tokens) + 1)
+    return all_pages if last is None else min(all_pages, -(-(last + chunk) // page_tokens) + 1)

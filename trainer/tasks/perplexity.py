@@ -107,14 +107,16 @@ def perplexity(
 
 def perplexity_text(facts: dict[str, Any]) -> str:
     """A line for each corpus, each group and the whole."""
-    rows = [*facts["corpora"].items(), *((f"[{name}]", one) for name, one in facts["groups"].items())]
+    rows = [*facts["corpora"].items(), *((f"[{name}]", scores) for name, scores in facts["groups"].items())]
     lines = []
-    for name, one in [*rows, ("total", facts["total"])]:
-        if one["loss"] is None:
+    for name, scores in [*rows, ("total", facts["total"])]:
+        if scores["loss"] is None:
             lines.append(f"{name}: no tokens")
             continue
-        per_byte = "" if one["bits_per_byte"] is None else f" | bits per byte {one['bits_per_byte']:.4f}"
-        lines.append(f"{name}: loss {one['loss']:.4f} | ppl {one['ppl']:.3f}{per_byte} | {one['tokens']:,} tokens")
+        per_byte = "" if scores["bits_per_byte"] is None else f" | bits per byte {scores['bits_per_byte']:.4f}"
+        lines.append(
+            f"{name}: loss {scores['loss']:.4f} | ppl {scores['ppl']:.3f}{per_byte} | {scores['tokens']:,} tokens"
+        )
     return "\n".join(lines)
 
 

@@ -114,10 +114,10 @@ class Sampling:
     def _wrong_types(self) -> Iterator[tuple[str, Any, str]]:
         for entry in dataclasses.fields(self):
             value, kind = getattr(self, entry.name), str(entry.type)
-            whole, flag = isinstance(value, int) and not isinstance(value, bool), isinstance(value, bool)
-            if kind in ("int", "int | None") and not (whole or (value is None and "None" in kind)):
+            is_integer, flag = isinstance(value, int) and not isinstance(value, bool), isinstance(value, bool)
+            if kind in ("int", "int | None") and not (is_integer or (value is None and "None" in kind)):
                 yield entry.name, value, "an integer"
-            elif kind == "float" and not (whole or isinstance(value, float)):
+            elif kind == "float" and not (is_integer or isinstance(value, float)):
                 yield entry.name, value, "a number"
             elif kind == "bool" and not flag:
                 yield entry.name, value, "true or false"

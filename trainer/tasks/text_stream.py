@@ -89,9 +89,9 @@ class TextStream:
         return piece
 
     def _new_text(self) -> str:
-        whole = self._decode(self._window)
-        if whole.startswith(self._context_text):
-            return whole[len(self._context_text) :]
+        text = self._decode(self._window)
+        if text.startswith(self._context_text):
+            return text[len(self._context_text) :]
         return self._decode(self._window[self._num_context :])
 
     def _decode(self, ids: Sequence[int]) -> str:

@@ -79,14 +79,14 @@ def windows(num_tokens: int, *, sequence_length: int, overlap: int) -> list[Wind
             expected=f"1 to {sequence_length}; beyond it, tokens between windows are not scored",
             fix=f"--overlap {min(32, sequence_length)}, or {sequence_length} for windows side by side",
         )
-    found, scored = [], 1  # the first token is predicted by none
+    result, scored = [], 1  # the first token is predicted by none
     for number in range(megatron_windows(num_tokens, overlap=overlap)):
         start = number * overlap
         stop = min(start + sequence_length + 1, num_tokens)
         if stop > scored:
-            found.append(Window(start, scored, stop))
+            result.append(Window(start, scored, stop))
             scored = stop
-    return found
+    return result
 
 
 def megatron_windows(num_tokens: int, *, overlap: int) -> int:

@@ -379,9 +379,9 @@ class Follower:
         with suppress(OSError), self._log.open("rb") as log:
             log.seek(self._said)
             content = log.read()
-            whole = content[: content.rfind(b"\n") + 1]
-            self._said += len(whole)
-            for text in told_lines(whole.decode(errors="replace")):
+            complete = content[: content.rfind(b"\n") + 1]
+            self._said += len(complete)
+            for text in told_lines(complete.decode(errors="replace")):
                 self._note(text)
 
     def close(self) -> None:
@@ -401,10 +401,10 @@ class Follower:
 
 def told_lines(text: str) -> Iterator[str]:
     """The follower's lines for the user, each with the indented lines below it."""
-    lines, told = text.splitlines(), list[str]()
+    lines, messages = text.splitlines(), list[str]()
     for line in lines:
         if line.startswith(SAID):
-            told.append(line.removeprefix(SAID.removesuffix("track: ")))
-        elif told and line.startswith("  "):
-            told[-1] += f"\n{line}"
-    yield from told
+            messages.append(line.removeprefix(SAID.removesuffix("track: ")))
+        elif messages and line.startswith("  "):
+            messages[-1] += f"\n{line}"
+    yield from messages
