@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from mdata.tokenizers.base.helpers import LARGEST_ID
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.base.tokenizer_json import Definition, model_vocabulary
 from mdata.tokenizers.engines.libraries import EXACT, ExactEngine
-from mdata.tokenizers.types.huggingface_files import ADDED_FILE, CONFIG_FILES, MODEL_FILE, read_folder
+from mdata.tokenizers.types.huggingface_files import ADDED_FILE, CONFIG_FILES, MODEL_CONFIG, MODEL_FILE, read_folder
 from mdata.tokenizers.types.json_backed import JsonTokenizer, errors_name
 from mdata.tokenizers.types.transformers5_notes import differences, role_text
 from mdata.util.stop_signals import LibraryError, library_errors
@@ -45,9 +46,14 @@ class HuggingFaceTokenizer(JsonTokenizer):
         with errors_name(spec.model):
             added = _json_object(files, ADDED_FILE) if ADDED_FILE in files else {}
             files.pop(ADDED_FILE, None)
+            model_config = files.pop(MODEL_CONFIG, b"{}")
             tokenizer = cls(files, options, engine=EXACT)
             tokenizer._differences = differences(
-                tokenizer._definition, tokenizer._config, special_map=tokenizer._special_map, added=added
+                tokenizer._definition,
+                tokenizer._config,
+                special_map=tokenizer._special_map,
+                added=added,
+                model_type=_model_type(model_config),
             )
             return tokenizer
 
@@ -190,6 +196,17 @@ def _check_model(library: Any, definition: Definition) -> None:
         raise UsageError(
             f"{MODEL_FILE} has no entry for what its model cannot spell", found=f"unk_token {unknown!r}"[:80]
         )
+
+
+def _model_type(model_config: bytes) -> str | None:
+    """The model_type of a config.json; None: it has none that can be read, which concerns only the model."""
+    import orjson
+
+    with suppress(orjson.JSONDecodeError):
+        config = orjson.loads(model_config)
+        if isinstance(config, dict) and isinstance(config.get("model_type"), str):
+            return str(config["model_type"])
+    return None
 
 
 def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

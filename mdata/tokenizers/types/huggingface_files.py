@@ -14,7 +14,7 @@ from mdata.util.regular_files import regular_file
 MODEL_FILE = "tokenizer.json"
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 # Read only for notes, not stored.
-ADDED_FILE = "added_tokens.json"
+ADDED_FILE, MODEL_CONFIG = "added_tokens.json", "config.json"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SENTENCEPIECE = "--tokenizer-type SentencePieceTokenizer or Llama2Tokenizer, --tokenizer-model {}"
@@ -51,7 +51,7 @@ def read_folder(name: str, type: str) -> dict[str, bytes]:
         raise UsageError(f"no {MODEL_FILE} in {name}", found=_listed(model), fix=_other_type(model))
     try:
         files = {MODEL_FILE: regular_file(main).read_bytes()}
-        for config in (*CONFIG_FILES, ADDED_FILE):
+        for config in (*CONFIG_FILES, ADDED_FILE, MODEL_CONFIG):
             if (main.parent / config).is_file():
                 files[config] = (main.parent / config).read_bytes()
     except OSError as error:

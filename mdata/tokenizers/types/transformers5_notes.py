@@ -2,7 +2,8 @@
 
 Observed with transformers 5.14.1. It adds special tokens that only the other files of the folder name; and for some
 classes that tokenizer_config.json may name, it takes only the vocabulary from tokenizer.json and splits words by its
-own rules. mdata follows tokenizer.json, and a note says so where the ids may differ. The fields add_bos_token and
+own rules. It chooses such a class by config.json's model_type, too, for some models against tokenizer_config.json.
+mdata follows tokenizer.json, and a note says so where the ids may differ. The fields add_bos_token and
 add_eos_token change nothing in transformers either: beside a tokenizer.json they are dropped, and the post-processor
 decides.
 """
@@ -33,6 +34,10 @@ _OTHER_NAMES = """
     XLNetTokenizer
 """
 _OTHERS = frozenset(_OTHER_NAMES.split())
+_OF_MODELS = {  # the classes of models whose tokenizer_config.json is not believed
+    "qwen2": "Qwen2Tokenizer",
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"), "Qwen3_5Tokenizer"),
+}
 
 
 def role_text(role: str, config: Config, *, special_map: Config) -> object:
@@ -43,15 +48,18 @@ def role_text(role: str, config: Config, *, special_map: Config) -> object:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def differences(definition: Definition, config: Config, *, special_map: Config, added: Config) -> list[str]:
+def differences(
+    definition: Definition, config: Config, *, special_map: Config, added: Config, model_type: str | None = None
+) -> list[str]:
     """Notes for the user on what transformers 5 does differently with this folder.
 
     Args:
         definition: tokenizer.json.
         config, special_map, added: content of tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+        model_type: that of config.json.
     """
     notes = []
-    name = str(config.get("tokenizer_class") or "").removesuffix("Fast")
+    name = _OF_MODELS.get(model_type or "") or str(config.get("tokenizer_class") or "").removesuffix("Fast")
     if name in _OTHERS or (name in _COMPARED and _parts(definition) != _parts_of(name, config)):
         may = "may cut" if name in _OTHERS else "cuts"
         notes.append(

@@ -344,6 +344,17 @@ def test_classes_that_transformers_builds_by_its_own_rules(tmp_path, config, par
         )
 
 
+@pytest.mark.parametrize(
+    ("model_config", "word"),
+    [('{"model_type": "qwen2"}', "cuts words of a Qwen2Tokenizer"), ('{"model_type": "qwen3_5"}', "may cut words of a"),
+     ('{"model_type": "llama"}', None), ('{"model_type": ["qwen2"]}', None), ("[" * 5000, None), ("", None)],
+)  # fmt: skip
+def test_the_model_beside_it_decides_the_class_for_some_models(tmp_path, model_config, word):
+    (tmp_path / "config.json").write_text(model_config)
+    notes = noted(tmp_path, {"tokenizer_class": "PreTrainedTokenizerFast"}, parts={})
+    assert len(notes) == bool(word) and all(word in note for note in notes)
+
+
 def test_split_special_tokens_is_our_plain(tmp_path):
     files = {"tokenizer.json": json.dumps(definition()).encode()}
     plain = build_tokenizer("HuggingFaceTokenizer", files, options={"special_in_text": "plain"})
