@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from mdata import UsageError
 from trainer.config.sections import RunConfig
@@ -78,6 +78,7 @@ class StateDictLayout:
         experts_together: whether all experts of a layer are one tensor, as in torch_dist. grouped: whether one layer
             computes all, which decides their names if they are apart.
         renamed: beginnings of names within a layer -> what stands for them.
+        aliases: how names of the model are taken that stand for tensors with another name, see `Megatron`.
         written: names are those that Megatron-Core reads; False: those of `modern_name`, in which every stack is a
             decoder.
     """
@@ -97,6 +98,7 @@ class StateDictLayout:
     experts_together: bool = False
     grouped: bool = False
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    aliases: Literal["none", "beside", "instead"] = "none"
     written: bool = False
 
 
@@ -126,9 +128,10 @@ def has_grouped_experts(names: Iterable[str]) -> bool:
     return any(re.search(r"\.mlp\.experts\.linear_fc1\.weight\d", name) for name in names)
 
 
-def is_ignored(name: str) -> bool:
-    """Whether a tensor of theirs holds nothing to learn."""
-    return any(part in name for part in IGNORED)
+def is_ignored(name: str, megatron: Megatron | None = None) -> bool:
+    """Whether a tensor of theirs holds nothing to learn, or what another of the model holds."""
+    is_alias = megatron is not None and name in megatron.aliases.values()
+    return is_alias or any(part in name for part in IGNORED)
 
 
 def megatron_model(config: RunConfig) -> Megatron:
@@ -165,8 +168,13 @@ def megatron_links(
         if number not in layout.layers if number is not None else not first:
             continue
         for form in _forms(family.megatron.tensor(name, size, shape, layout.version, layout.fused), layout):
-            if copies or form.cut or layout.tp_rank == 0:
+            if not (copies or form.cut or layout.tp_rank == 0):
+                continue
+            again = family.megatron.aliases.get(form.tensor) if layout.aliases != "none" else None
+            if again is None or layout.aliases == "beside":
                 yield _cut(state + name, form, place=_place(shape, number, layout), layout=layout)
+            if again is not None:
+                yield _cut(state + name, dataclasses.replace(form, tensor=again), place=None, layout=layout)
     if layout.tied_copy and copies and shape.tie_embeddings:
         name, size = "embedding.weight", (shape.vocab_size, shape.hidden_size)
         form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)

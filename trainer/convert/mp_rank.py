@@ -176,7 +176,13 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     links = [one for layout in layouts for one in (*megatron_links(shape, layout), *buffer_links(shape, layout))]
     expected = {one.theirs.tensor: one.theirs.shape for one in links}
     check_tensors(source.tensors, expected, where=folder)
-    unknown = [name for name in held if name not in expected and not is_ignored(name)]
+    megatron = family.megatron
+    unknown = [
+        chunk.prefix + name
+        for chunk in chunks
+        for name in chunk.tensors
+        if chunk.prefix + name not in expected and not is_ignored(name, megatron)
+    ]
     if unknown:
         raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
     if differing := _differing_copies(source, shape, layouts):
@@ -266,7 +272,7 @@ def _target_layout(model: ModelFolder, *, rows: int, rank: tuple[int, int], stag
     return StateDictLayout(
         family=model.family,
         layers=layers, padded_rows=rows, has_embedding=first, has_head=last, tied_copy=last and not first,
-        tp_rank=rank[0], tp_size=rank[1], written=True,
+        tp_rank=rank[0], tp_size=rank[1], aliases="beside", written=True,
     )  # fmt: skip
 
 
@@ -316,7 +322,9 @@ def _extra_states(model: ModelFolder, layout: StateDictLayout) -> Iterator[str]:
         if module != "self_attention.core_attention":
             yield f"{place.stack}.layers.{place.number}.{module}._extra_state"
     if layout.has_head:
-        yield f"{'lm_head.' * two}output_layer._extra_state"
+        yield "output_layer._extra_state"
+        if two:
+            yield "lm_head.output_layer._extra_state"
 
 
 def _load(folder: Path) -> _Ranks:
@@ -350,9 +358,15 @@ def _load(folder: Path) -> _Ranks:
         if not keys:
             raise DamageError(f"{path} has no model", found=few([str(key) for key in state], 4), fix="restore it")
         here = [_ModelChunk(t, p, number, _tensors(state[key], key, where=path)) for number, key in enumerate(keys)]
-        parameters = {
-            chunk.prefix + name: x for chunk in here for name, x in chunk.tensors.items() if not is_ignored(name)
-        }
+        named = (
+            (chunk.prefix + name, x) for chunk in here for name, x in chunk.tensors.items() if not is_ignored(name)
+        )
+        parameters: dict[str, StoredTensor] = {}
+        seen: set[tuple[int, int, tuple[int, ...]]] = set()
+        for name, x in named:  # one that has two names is one parameter
+            if (where := (id(x.storage), x.offset, x.shape)) not in seen:
+                seen.add(where)
+                parameters[name] = x
         moments.append(named_moments(state.get("optimizer"), parameters))
         chunks += here
     return _Ranks(chunks, trainings, moments)

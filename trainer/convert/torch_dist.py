@@ -14,9 +14,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mdata import UsageError
 from mdata.errors import few
@@ -44,7 +44,7 @@ from trainer.convert.megatron_names import (
 )
 from trainer.convert.model_folder import ModelFolder, check_tensors
 from trainer.convert.torch_file import load_torch
-from trainer.models.family import ModelShape, family_of
+from trainer.models.family import Family, ModelShape, family_of
 
 COMMON = "common.pt"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -131,7 +131,7 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     links = [*megatron_links(shape, layout), *buffer_links(shape, layout)]
     check_tensors(source.tensors, {link.theirs.tensor: link.theirs.shape for link in links}, where=folder)
     unknown = sorted(model.keys() - {link.theirs.tensor for link in links})
-    unknown = [name for name in unknown if not is_ignored(name)]
+    unknown = [name for name in unknown if not is_ignored(name, layout.family.megatron)]
     if unknown:
         raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
     states = _states(source, shape, layout, training=training)
@@ -182,11 +182,20 @@ def _states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout, *, 
         prefix = f"optimizer.state.{moment}."
         if any(name.startswith(prefix) for name in names):
             prefixes[moment] = prefix
-    layouts = {state: dataclasses.replace(layout, prefix=prefix) for state, prefix in prefixes.items()}
+    layouts = {
+        state: dataclasses.replace(layout, prefix=prefix, aliases=_aliases(layout.family, prefix, names))
+        for state, prefix in prefixes.items()
+    }
     for state, form in layouts.items():
         wanted = {main_name.theirs.tensor: main_name.theirs.shape for main_name in megatron_links(shape, form)}
         check_tensors(source.tensors, wanted, where=Path(f"the optimizer's {state}"))
     return _States(source, layouts)
+
+
+def _aliases(family: Family, prefix: str, names: Collection[str]) -> Literal["none", "instead"]:
+    """Whether the optimizer's state is under the other names of tensors."""
+    others = () if family.megatron is None or not prefix else family.megatron.aliases.values()
+    return "instead" if any(prefix + name in names for name in others) else "none"
 
 
 def _flat_states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout) -> _States:

@@ -40,6 +40,7 @@ from trainer.convert.megatron_names import (
     buffer_links,
     extra_states,
     megatron_links,
+    megatron_model,
 )
 from trainer.convert.model_folder import ModelFolder, Report, boxes
 from trainer.convert.torch_dist import COMMON
@@ -167,17 +168,23 @@ def _layout(model: ModelFolder, rows: int) -> StateDictLayout:
         stacked=are_alike(model.family, model.shape),
         fused=True,
         experts_together=True,
+        aliases="beside",
         written=True,
     )
 
 
 def _extra_states(model: ModelFolder, rows: int) -> Iterator[str]:
-    layout = _layout(model, rows)
+    layout, megatron = _layout(model, rows), megatron_model(model.config)
+    two = megatron.place is not None
     for (stack, number, count), module in extra_states(model.shape, layout):
         if layout.stacked:
             yield f"{stack}.layers.{module}._extra_state/shard_{number}_{count}"
         else:
             yield f"{stack}.layers.{number}.{module}._extra_state/shard_0_1"
+    if two or megatron.stack == "encoder":  # a GPTModel asks for none
+        yield "output_layer._extra_state/shard_0_1"
+    if two:
+        yield "lm_head.output_layer._extra_state/shard_0_1"
 
 
 def _common(model: ModelFolder, arguments: Mapping[str, Any], *, optimizer: OptimizerForm | None) -> dict[str, Any]:

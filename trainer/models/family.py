@@ -197,12 +197,15 @@ class Megatron:
             within its layer, or within the model; `fused`: norms have the names of fused layers.
         stack: the module that holds its layers, if there is one stack.
         place: (shape of the model, block) -> its layer, if there are two stacks; None: one.
+        aliases: names of tensors -> names under which its modules hold the same ones again. Its optimizer has the state
+            of such a tensor under the second name, and its loader wants the tensor under both.
     """
 
     arguments: Callable[[Json], dict[str, Any]]
     tensor: Callable[[str, tuple[int, ...], Any, float, bool], Form]
     stack: Literal["decoder", "encoder"] = "decoder"
     place: Callable[[Any, int], LayerPlace] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 Run by the interpreter of an environment that has megatron-core 0.16.1; it imports nothing of ours. Arguments: a JSON
 file with {"checkpoint", "kind": "torch_dist" or "mp_rank" or "weights", "model", "data", "steps", "adam", "save",
-"out"}; with "corpus" in place of "data" for samples of a .bin/.idx pair in Megatron's order, and then "schedule".
+"out"}; with "corpus" in place of "data" for samples of a .bin/.idx pair in Megatron's order, and then "schedule". A
+"model" has a "family" if it is not a GPT.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -52,7 +54,7 @@ def with_layer_norm():
 
 
 def build(told):
-    """A GPTModel of the local layers, one process."""
+    """A model of the local layers, one process."""
     if told.get("layernorm_zero_centered_gamma"):
         with_layer_norm()
     from megatron.core import parallel_state
@@ -62,14 +64,26 @@ def build(told):
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel(1, 1)
+    family, encoder_layers = told.pop("family", "gpt"), told.pop("encoder_layers", 0)
     activation = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}[told.pop("activation")]
     outer = {key: told.pop(key) for key in ("vocab_size", "max_sequence_length", "position_embedding_type")}
-    outer |= {key: told.pop(key) for key in ("rotary_base", "share_embeddings_and_output_weights")}
+    outer |= {key: told.pop(key) for key in ("rotary_base", "share_embeddings_and_output_weights") if key in told}
     config = TransformerConfig(
         activation_func=activation, use_cpu_initialization=True, bias_activation_fusion=False,
         hidden_dropout=0.0, attention_dropout=0.0, masked_softmax_fusion=False, gradient_accumulation_fusion=False,
         **told,
     )  # fmt: skip
+    if family == "bert":
+        from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
+        from megatron.core.models.bert.bert_model import BertModel
+
+        return BertModel(config, 2, bert_layer_local_spec, **outer)
+    if family == "t5":
+        from megatron.core.models.T5.t5_model import T5Model
+        from megatron.core.models.T5.t5_spec import decoder_model_with_local_spec, encoder_model_with_local_spec
+
+        specs = encoder_model_with_local_spec(), decoder_model_with_local_spec()
+        return T5Model(config, dataclasses.replace(config, num_layers=encoder_layers), *specs, **outer)
     spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
     return GPTModel(config, spec, **outer)
 
@@ -190,12 +204,30 @@ def forward(model, tokens):
     return model(tokens, torch.arange(length).expand_as(tokens), hidden)
 
 
-def step(model, optimizer, tokens, labels, *, clip):
+def losses(model, rows):
+    """(what is trained on, the mean loss of tokens) of a batch."""
+    if "encoder" in rows:
+        real, later = rows["encoder_mask"] < 0.5, torch.ones(len(rows["tokens"][0]), len(rows["tokens"][0])).triu(1) > 0
+        written = (rows["mask"] < 0.5)[:, None, None]
+        hidden = real[:, None, None]
+        masks = hidden | hidden.mT, later | written, hidden | written.mT
+        logits = model(rows["encoder"], rows["tokens"], *masks)
+    elif "types" in rows:
+        logits, pairs = model(rows["tokens"], rows["padding_mask"], tokentype_ids=rows["types"])
+    else:
+        logits = forward(model, rows["tokens"])
+    each = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows["labels"].flatten(), reduction="none")
+    mask = rows.get("mask", torch.ones(rows["labels"].shape)).flatten()
+    mean = (each * mask).sum() / mask.sum()
+    return mean + torch.nn.functional.cross_entropy(pairs, rows["swapped"]) if "types" in rows else mean, mean
+
+
+def step(model, optimizer, rows, *, clip):
     """One update; the loss before it."""
     inner = optimizer.optimizer
     inner.zero_grad()
-    loss = torch.nn.functional.cross_entropy(forward(model, tokens).flatten(0, 1).float(), labels.flatten())
-    loss.backward()
+    total, loss = losses(model, rows)
+    total.backward()
     norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters()))
     for p in model.parameters():
         p.grad.mul_(min(1.0, clip / (norm + 1e-6)))
@@ -222,16 +254,16 @@ def main():
             torch.save(forward(model, data["tokens"]), told["out"])
         return
     first, last = told["steps"]
-    losses = []
+    found = []
     for number in range(first, last):
-        tokens, labels = data["tokens"][number], data["labels"][number]
-        losses.append(step(model, optimizer, tokens, labels, clip=told["adam"]["clip"]))
+        rows = {name: x[number] for name, x in data.items()}
+        found.append(step(model, optimizer, rows, clip=told["adam"]["clip"]))
         if scheduler is not None:
-            scheduler.step(len(tokens))
+            scheduler.step(len(rows["tokens"]))
         if number + 1 == told.get("save_at"):
             how = {"arguments": told["arguments"], "kind": told["kind"], "scheduler": scheduler}
             save(told["save"], model, optimizer, step=number + 1, **how)
-    Path(told["out"]).write_text(json.dumps(losses))
+    Path(told["out"]).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import microbatch, save_engine
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
-from trainer.config.sections import OptimizerSection, RunSection
+from trainer.config.sections import OptimizerSection, RunSection, T5SamplesSection
 from trainer.convert.compare import logits_of
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.model_keys import model_config
+from trainer.models.stage import EncoderTokens
 from trainer.parallel.mesh import mesh_of
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
@@ -35,7 +36,7 @@ PYTHON = os.environ.get("MTRAIN_MEGATRON_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="MTRAIN_MEGATRON_PYTHON is not set (make megatron-test sets it)")
 SIDE = Path(__file__).with_name("megatron_core_side.py")
 ADAM = {"lr": 3e-3, "weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "clip": 1.0}
-STEPS, ROWS, LENGTH = 20, 4, 16
+STEPS, ROWS, LENGTH, DECODER = 20, 4, 16, 10
 MODELS = {
     "llama": (
         {"num_kv_heads": 2, "ffn_hidden_size": 40, "tie_embeddings": False, "position": "rope"},
@@ -69,21 +70,52 @@ ARGUMENTS = {
 ARGUMENTS["gpt2_1p"] = ARGUMENTS["gpt2"] | {"apply_layernorm_1p": True}
 
 
+# Models of other families: the same three, and as many layers in each stack.
+OTHERS = {
+    "bert": (
+        {"family": "bert", "position": "learned", "norm": "layernorm", "activation": "gelu_erf", "bias": True,
+         "ffn_hidden_size": 64, "bert": {"norm": "pre"}},
+        {"family": "bert", "ffn_hidden_size": 64, "activation": "gelu", "position_embedding_type": "learned_absolute",
+         "share_embeddings_and_output_weights": True},
+    ),
+    "t5": (
+        {"family": "t5", "position": "learned", "norm": "layernorm", "activation": "gelu_erf", "bias": True,
+         "ffn_hidden_size": 64, "num_layers": 5, "t5": {"encoder_layers": 3, "head_bias": True}},
+        {"family": "t5", "ffn_hidden_size": 64, "activation": "gelu", "position_embedding_type": "learned_absolute",
+         "share_embeddings_and_output_weights": True, "encoder_layers": 3},
+    ),
+}  # fmt: skip
+MODELS_OF_ALL = {**MODELS, **OTHERS}
+ARGUMENTS["bert"] = ARGUMENTS["gpt2"] | {"bert_binary_head": True}
+ARGUMENTS["t5"] = ARGUMENTS["gpt2"] | {
+    "num_layers": 3, "encoder_num_layers": 3, "decoder_num_layers": 2, "encoder_seq_length": LENGTH,
+    "decoder_seq_length": DECODER,
+}  # fmt: skip
+
+
 def _config(name):
     sizes = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 128, "max_position": LENGTH}
-    return model_config({**sizes, **MODELS[name][0]}, where="", context=LENGTH)
+    config = model_config({**sizes, **MODELS_OF_ALL[name][0]}, where="", context=LENGTH)
+    return _with_decoder(config) if name == "t5" else config
+
+
+def _with_decoder(config):
+    """Its length is an option of the data."""
+    return replace(config, data=replace(config.data, t5=T5SamplesSection(decoder_length=DECODER)))
 
 
 def _theirs(name):
     sizes = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 128}
-    return {**sizes, "max_sequence_length": LENGTH, "rotary_base": 10000, **MODELS[name][1]}
+    rotary = {"rotary_base": 10000} if name in MODELS else {}
+    return {**sizes, "max_sequence_length": LENGTH, **rotary, **MODELS_OF_ALL[name][1]}
 
 
 def _arguments(name):
     sizes = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "padded_vocab_size": 128}
-    sizes |= {"ffn_hidden_size": MODELS[name][0]["ffn_hidden_size"], "max_position_embeddings": LENGTH}
+    keys = MODELS_OF_ALL[name][0]
+    sizes |= {"ffn_hidden_size": keys["ffn_hidden_size"], "max_position_embeddings": LENGTH}
     sizes |= {"seq_length": LENGTH, "global_batch_size": ROWS}
-    sizes["untie_embeddings_and_output_weights"] = not MODELS[name][0]["tie_embeddings"]
+    sizes["untie_embeddings_and_output_weights"] = not keys.get("tie_embeddings", True)
     return {**sizes, "add_bias_linear": name != "llama", **ARGUMENTS[name]}
 
 
@@ -96,11 +128,38 @@ def _side(folder, told):
     return folder / "out"
 
 
-def _data(folder):
+def _data(folder, name="gpt2"):
     generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(128, (STEPS, ROWS, LENGTH + 1), generator=generator)
-    torch.save({"tokens": ids[..., :-1].contiguous(), "labels": ids[..., 1:].contiguous()}, folder / "data.pt")
+    length = DECODER if name == "t5" else LENGTH
+    ids = torch.randint(128, (STEPS, ROWS, length + 1), generator=generator)
+    fields = {"tokens": ids[..., :-1].contiguous(), "labels": ids[..., 1:].contiguous()}
+    if name in OTHERS:
+        own, read = (torch.randint(3, n + 1, (STEPS, ROWS, 1), generator=generator) for n in (length, LENGTH))
+        fields["padding_mask"] = (torch.arange(length) < own).long()
+        fields["mask"] = fields["padding_mask"].float()
+    if name == "bert":
+        fields["mask"] *= torch.rand(ids[..., :-1].shape, generator=generator) < 0.4
+        fields["types"] = fields["padding_mask"] * (torch.arange(length) >= own // 2)
+        fields["swapped"] = torch.randint(2, (STEPS, ROWS), generator=generator)
+    if name == "t5":
+        fields["encoder"] = torch.randint(128, (STEPS, ROWS, LENGTH), generator=generator)
+        fields["encoder_mask"] = (torch.arange(LENGTH) < read).long()
+    torch.save(fields, folder / "data.pt")
     return folder / "data.pt"
+
+
+def _microbatches(rows):
+    """A step's rows, one in each."""
+    for row in range(ROWS):
+        of = {name: x[row : row + 1] for name, x in rows.items()}
+        batch = microbatch(of["tokens"], of["labels"], of.get("mask", torch.ones(1, LENGTH)))
+        if "padding_mask" in of:
+            batch = replace(batch, lengths_B=of["padding_mask"].sum(1).int())
+        if "types" in of:
+            batch = replace(batch, types_BS=of["types"], swapped_B=of["swapped"])
+        if "encoder" in of:
+            batch = replace(batch, encoder=EncoderTokens(of["encoder"], of["encoder_mask"].sum(1).int()))
+        yield batch
 
 
 def _trained(context, config, data, *, first, last, load, save):
@@ -119,8 +178,7 @@ def _trained(context, config, data, *, first, last, load, save):
         engine.load(load)
     losses = []
     for number in range(first, last):
-        rows = zip(found["tokens"][number].split(1), found["labels"][number].split(1), strict=True)
-        batches = [microbatch(t, x, torch.ones(1, LENGTH)) for t, x in rows]
+        batches = list(_microbatches({name: x[number] for name, x in found.items()}))
         losses.append(engine.step(batches, ADAM["lr"]).read().loss)
         if save is not None and number + 1 == STEPS // 2:
             run = RunState(number + 1, 40, "", {}, number + 1, dump_config(config))
@@ -148,9 +206,9 @@ def _ours_begun(context, config, data, folder):
     return _trained(context, config, data, first=0, last=STEPS, load=None, save=folder)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS_OF_ALL)
 def test_they_go_on_from_ours(name, tmp_path):
-    data = _data(tmp_path)
+    data = _data(tmp_path, name)
     (ours,) = run_ranks(_ours_begun, 1, _config(name), data, tmp_path / "run")
     convert(tmp_path / "run", tmp_path / "theirs", options=ConvertOptions(to="torch_dist", optimizer_form="adam"))
     told = {"checkpoint": str(tmp_path / "theirs"), "kind": "torch_dist", "model": _theirs(name), "adam": ADAM}
@@ -164,16 +222,17 @@ def _ours_on(context, config, data, folder):
 
 
 @pytest.mark.parametrize("kind", ["torch_dist", "mp_rank"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS_OF_ALL)
 def test_ours_goes_on_from_theirs(name, kind, tmp_path):
-    data = _data(tmp_path)
+    data = _data(tmp_path, name)
     told = {"model": _theirs(name), "adam": ADAM, "data": str(data), "steps": [0, STEPS], "kind": kind}
     told |= {"save_at": STEPS // 2, "save": str(tmp_path / "theirs"), "arguments": _arguments(name)}
     theirs = json.loads(_side(tmp_path, told).read_text())
     convert(tmp_path / "theirs", tmp_path / "run", options=ConvertOptions(to="mtrain"))
     folder = tmp_path / "run" / "checkpoints" / f"step-{STEPS // 2}"
     assert open_model(folder).states == ("weight", "exp_avg", "exp_avg_sq")
-    (ours,) = run_ranks(_ours_on, 1, open_model(folder).config, data, folder)
+    config = open_model(folder).config
+    (ours,) = run_ranks(_ours_on, 1, _with_decoder(config) if name == "t5" else config, data, folder)
     assert max(abs(a - b) for a, b in zip(ours, theirs[STEPS // 2 :], strict=True)) < 1e-4
 
 

@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 from mdata import UsageError
 from trainer.convert.compare import build_model
 from trainer.convert.convert import ConvertOptions, convert, open_model
+from trainer.convert.distcp import METADATA, ChunkSource
 from trainer.convert.megatron_args import to_arguments
+from trainer.convert.megatron_names import StateDictLayout, megatron_links
 from trainer.convert.model_keys import effective
 from trainer.models.stage import EncoderTokens, Microbatch
 
@@ -72,6 +74,34 @@ def test_a_checkpoint_of_megatron_goes_there_and_back(oracles: Path, form: Any, 
     assert back.format == form and effective(back.config) == effective(before.config)
     assert back.config.model.family == "t5" and back.config.model.t5.encoder_layers == 2
     assert _difference(tmp_path / "back", tensors) < 1e-5
+    # What its modules hold under two names, without which Megatron-Core does not load it.
+    wanted = {"position_embeddings.weight", "output_layer.bias", "embedding.position_embeddings.weight"}
+    if form == "mp_rank":
+        for path in (tmp_path / "back").rglob("*.pt"):
+            held = torch.load(path, weights_only=False)["model"]
+            assert wanted | {"output_layer._extra_state", "lm_head.output_layer._extra_state"} <= held.keys()
+            assert torch.equal(held["output_layer.bias"], held["lm_head.output_layer.bias"])
+    else:
+        names = set(ChunkSource(next((tmp_path / "back").glob("iter_*"))).tensors)
+        assert wanted <= names
+        more = {f"{name}output_layer._extra_state/shard_0_1" for name in ("", "lm_head.")}
+        metadata = (next((tmp_path / "back").glob("iter_*")) / METADATA).read_bytes()
+        assert all(name.encode() in metadata for name in more)
+
+
+def test_moments_are_found_under_the_second_name_of_a_tensor(oracles: Path, tmp_path: Path) -> None:
+    """Megatron-Core's optimizer knows a parameter by the name that it registered last."""
+    _saved(oracles, NAMES[0], tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "ours", options=ConvertOptions(to="mtrain", check=False))
+    model = open_model(tmp_path / "ours")
+    layout = StateDictLayout(family=model.family, layers=range(model.shape.num_layers), padded_rows=128, stacked=True)
+    of = {}
+    for aliases in ("none", "beside", "instead"):
+        form = replace(layout, aliases=aliases, written=True)
+        of[aliases] = {one.theirs.tensor for one in megatron_links(model.shape, form)}
+    first = {"embedding.position_embeddings.weight", "lm_head.output_layer.bias"}
+    second = {"position_embeddings.weight", "output_layer.bias"}
+    assert of["beside"] == of["none"] | second and of["instead"] == of["beside"] - first
 
 
 def test_untied_gates_without_biases_are_read_with_what_arguments_do_not_say(oracles: Path, tmp_path: Path) -> None:

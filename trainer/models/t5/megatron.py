@@ -68,4 +68,9 @@ def arguments(keys: Json) -> dict[str, Any]:
     return written
 
 
-MEGATRON = Megatron(arguments=arguments, tensor=tensor, place=place)
+_ALIASES: Mapping[str, str] = {
+    "embedding.position_embeddings.weight": "position_embeddings.weight",
+    "lm_head.output_layer.weight": "output_layer.weight",
+    "lm_head.output_layer.bias": "output_layer.bias",
+}
+MEGATRON = Megatron(arguments=arguments, tensor=tensor, place=place, aliases=_ALIASES)
