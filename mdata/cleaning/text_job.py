@@ -32,7 +32,7 @@ import orjson
 import zstandard
 from blake3 import blake3
 
-from mdata.dedup.row_set import ReadFile, path_of, write_row_set
+from mdata.dedup.row_set import CHUNK, ReadFile, path_of, write_row_set
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.preprocessing.bad_rows import BadRowPolicy
@@ -473,7 +473,8 @@ class _TextJob:
         facts = {"made_by": f"mdata {__version__}", "made_of": self.made_of}
         if self.options.rows_only:
             gone = np.fromfile(atomic_io.partial_path(self.scratch / "rows"), np.uint8).view(np.bool_)
-            write_row_set(self.folder, state.files, gone, chunk_bytes=BLOCK_BYTES, facts=facts)
+            no_chunks = np.empty(0, CHUNK)  # so preprocess can skip rows of whole files only, not of sections
+            write_row_set(self.folder, state.files, gone, chunks=no_chunks, chunk_bytes=BLOCK_BYTES, facts=facts)
         outputs = [] if self.options.rows_only else self.names
         files = [asdict(file) | {"output": name} for file, name in zip(state.files, outputs, strict=False)]
         text = json.dumps({**facts, "result": result, "files": files}, indent=1) + "\n"
