@@ -33,7 +33,8 @@ from mdata import MdataError, _core
 from mdata.cleaning import openwebtext, rules
 from mdata.cleaning.languages import load_identifier
 from mdata.cleaning.urls import UrlFilter, UrlRules
-from mdata.dedup.dedup import DedupOptions, dedup, permutations
+from mdata.dedup.dedup import DedupOptions, dedup
+from mdata.dedup.plan import permutations
 from mdata.dedup.row_set import RowSet
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
