@@ -21,6 +21,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _ELEMENT = re.compile(r"([A-Za-z_]\w*)\[.*\]\+?=.*", re.DOTALL)  # A[1]=x
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!0-]")
+_CHANGES = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)")  # a variable, in arithmetic
 _BRACES = re.compile(r"([A-Za-z_]\w*|[0-9]{1,9}|[@*])(\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
 _ALTERNATIVES = re.compile(r"\{[^{}\s'\"$]*(?:,|\.\.)[^{}\s'\"]*\}")  # a{b,c}, {1..3}
 _DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
@@ -96,6 +97,8 @@ class _Block(NamedTuple):
         end: the word that ends it; "": one command.
         arguments: the script's, restored at the end of a function's body.
         function: the name of the function whose body it is.
+        joint: of a block after && or ||: that operator, and whether what is before it succeeds.
+        runs: whether what is before it lets it run.
     """
 
     taken: bool | None
@@ -103,6 +106,8 @@ class _Block(NamedTuple):
     end: str
     arguments: list[str] | None = None
     function: str = ""
+    joint: tuple[str, bool | None] | None = None
+    runs: bool | None = True
 
 
 class _ShellReader:
@@ -118,6 +123,8 @@ class _ShellReader:
         self._subshells: list[list[str]] = []  # the variables that each has changed
         self._sure = False  # whether the command runs that is followed
         self._ended = False  # by `exit`
+        self._joint: tuple[str, bool | None] | None = None  # && or || before this command, and the status so far
+        self._last: bool | None = True  # the status of the last command
 
     def read(self, text: str) -> list[list[str]]:
         self._work.add(len(text))
@@ -131,7 +138,23 @@ class _ShellReader:
         return self._commands
 
     def _statement(self, statements: list[Statement], at: int) -> int:
-        """Follow one statement (or the head of an `if`); returns the position of the next."""
+        """Follow one statement (or the head of an `if`); returns the position of the next.
+
+        After && or || it is followed if the status so far says so; commands are assumed to succeed.
+        """
+        joint, self._joint = self._joint, None
+        if joint is None:
+            return self._followed(statements, at)
+        depth, runs = len(self._blocks), joint[1] if joint[0] == "&&" else _opposite(joint[1])
+        self._blocks.append(_Block(runs, None, ""))
+        following = self._followed(statements, at, joint)
+        del self._blocks[depth]
+        if len(self._blocks) > depth:  # a block begins here
+            self._blocks[depth] = self._blocks[depth]._replace(joint=joint, runs=runs)
+        return following
+
+    def _followed(self, statements: list[Statement], at: int, joint: tuple[str, bool | None] | None = None) -> int:
+        depth, negated, left_group = len(self._blocks), False, False
         words, line = list(statements[at].words), statements[at].line
         if self._blocks and self._blocks[-1].end == "esac" and ")" in words:
             words = words[words.index(")") + 1 :]  # after the pattern
@@ -147,9 +170,11 @@ class _ShellReader:
                 self._subshells.append([])
             elif first == ")":
                 self._leave_subshell()
+            negated ^= first == "!"
             rest = self._opened(words, statements[at : at + 2])
             words = words[1:] if rest is None else rest
-            self._branch(first, line)
+            if (left := self._branch(first, line)) is not None:
+                joint, left_group = left.joint, left.end == "}"
         taken, after = self._taken(), statements[at].after
         closed = words[-1:] == [")"]
         words = words[:-1] if closed else words
@@ -159,27 +184,22 @@ class _ShellReader:
             self._simple(words, sure=taken is True and not apart)
         if closed:
             self._leave_subshell()
-        if after in ("&&", "||") and at + 1 < len(statements):
-            return self._chained(statements, at, words)
+        if words or not left_group:  # the status of a group is that of its last command
+            self._last = self._status(words)
+        self._last = _opposite(self._last) if negated else self._last
+        if joint is not None and len(self._blocks) <= depth:
+            self._last = (_both if joint[0] == "&&" else _either)(joint[1], self._last)
+        if after in ("&&", "||"):
+            self._joint = after, self._last
         return at + 1
 
-    def _chained(self, statements: list[Statement], at: int, words: list[str]) -> int:
-        """A command after `&&` or `||`: followed if the test before it says so; commands are assumed to succeed."""
-        done: bool | None = True
+    def _status(self, words: list[str]) -> bool | None:
+        """Whether a command succeeds; None: unknown."""
         if words and words[0] in _TESTS:
-            done = self._truth(words)
-        elif words and (words[0] in _QUESTIONS or words[0] in self._functions):
-            done = None
-        elif words:
-            done = _ALWAYS.get(words[0], True)
-        if statements[at].after == "||" and done is not None:
-            done = not done
-        depth = len(self._blocks)
-        self._blocks.append(_Block(done, None, ""))
-        following = self._statement(statements, at + 1)
-        inside = [block._replace(taken=_both(done, block.taken)) for block in self._blocks[depth + 1 :]]
-        self._blocks[depth:] = inside  # of a group, or another block that begins here
-        return following
+            return self._truth(words)
+        if words and (words[0] in _QUESTIONS or words[0] in self._functions):
+            return None
+        return _ALWAYS.get(words[0], True) if words else True
 
     def _opened(self, words: list[str], lines: list[Statement]) -> list[str] | None:
         """The words after the head of a loop, a `case` or a function, if one begins here; else None.
@@ -202,12 +222,16 @@ class _ShellReader:
             return words[words.index(")") + 1 :] if ")" in words else []
         if _is_function(words):
             self._head = (rest[0] if first == "function" else first).removesuffix("(")
-            return [word for word in rest[first == "function" :] if word not in ("(", ")")]
+            body = [word for word in rest[first == "function" :] if word not in ("(", ")")]
+            if body[:1] in ([], ["{"]):
+                return body
+            self._forget(match[1] for word in body if (match := _ASSIGNMENT.match(word)))  # a subshell of one line
+            return []
         if first == "{":
-            body = self._head
-            self._blocks.append(_Block(None if body else True, None, "}", self._arguments if body else None, body))
-            if body:
-                self._functions.setdefault(body, set())
+            name = self._head
+            self._blocks.append(_Block(None if name else True, None, "}", self._arguments if name else None, name))
+            if name:
+                self._functions.setdefault(name, set())
                 self._arguments, self._head = ["<arguments>"], ""
         return None
 
@@ -236,10 +260,11 @@ class _ShellReader:
             raise ShellError(f"line {statements[at].line}: `elif` without its `if`")
         before = _either(self._blocks[-1].taken, self._blocks[-1].before)
         truth = self._truth(tokens)
-        self._blocks[-1] = _Block(_both(_opposite(before), truth), before, "fi")
+        self._blocks[-1] = self._blocks[-1]._replace(taken=_both(_opposite(before), truth), before=before)
         return at + 1
 
-    def _branch(self, word: str, line: int) -> None:
+    def _branch(self, word: str, line: int) -> _Block | None:
+        """Go to another branch, or leave a block; returns the block that was left."""
         end = self._blocks[-1].end if self._blocks else None
         if word in ("else", "fi") and end != "fi":
             raise ShellError(f"line {line}: `{word}` without its `if`")
@@ -247,15 +272,17 @@ class _ShellReader:
             raise ShellError(f"line {line}: `{word}` without its {'loop' if word == 'done' else '`case`'}")
         if word == "else":
             taken, before, *_ = self._blocks[-1]
-            self._blocks[-1] = _Block(_opposite(_either(taken, before)), before, "fi")
+            self._blocks[-1] = self._blocks[-1]._replace(taken=_opposite(_either(taken, before)))
         elif word == end:
-            arguments = self._blocks.pop().arguments
-            self._arguments = self._arguments if arguments is None else arguments
+            left = self._blocks.pop()
+            self._arguments = self._arguments if left.arguments is None else left.arguments
+            return left
+        return None
 
     def _taken(self) -> bool | None:
         result: bool | None = True
         for block in self._blocks:
-            result = _both(result, block.taken)
+            result = _both(result, _both(block.runs, block.taken))
         return result
 
     def _simple(self, raw: list[str], *, sure: bool) -> None:
@@ -307,7 +334,10 @@ class _ShellReader:
         elif name == "exit" and sure and not self._blocks and not self._subshells:
             self._ended = True
         elif name == "eval":
-            self._commands += _ShellReader(self._arguments, self._work).read(" ".join(rest))
+            reader = _ShellReader(self._arguments, self._work)
+            self._commands += reader.read(" ".join(rest))
+            for variable in reader._values.keys() - {"PWD"}:
+                self._assign(variable, reader._values[variable], sure=sure)
         else:
             self._forget(self._functions.get(name, ()))
             self._commands.append(words)
@@ -417,6 +447,9 @@ class _ShellReader:
         inside = raw[at:end]
         if inside.startswith("$((") and inside.endswith("))"):
             text = " ".join(self.expand('"' + inside[3:-2].replace('"', "") + '"'))
+            if _CHANGES.search(inside):
+                self._forget(_VARIABLE.findall(inside))
+                return [_unknown_word(inside.strip("$()"))], True
             names = re.sub(r"[A-Za-z_]\w*", lambda name: " ".join(self._value(name.group())), text)
             if (value := _calculated(names)) is not None:
                 return [str(value)], True
@@ -431,7 +464,7 @@ class _ShellReader:
             return (
                 [str(len(self._arguments))]
                 if reference == "#" and self._arguments != ["<arguments>"]
-                else [f"<{re.sub(r'[^A-Za-z_0-9]', '_', reference)}>"]
+                else [_unknown_word(reference)]
             )
         name, listed, default_mark, default = match.groups()
         if name in ("@", "*"):
