@@ -370,6 +370,7 @@ def test_a_waiting_job_leaves_the_queue(cluster, here):
     ("words", "message"),
     [
         (["--partition", "none"], "invalid partition specified: none"),
+        (["--partition", "lm", "--account", "none"], "Invalid account or account/partition combination specified"),
         (["--exclude", "n9"], "Invalid node name specified"),
         (["--time", "soon"], "Invalid --time specification"),
     ],

@@ -43,13 +43,13 @@ def torchrun(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
     def start(
         config: RunConfig, *, restarts: int, nodes: str = str(NODES), which: Sequence[int] = range(NODES)
     ) -> list[subprocess.Popen[bytes]]:
         path = tmp_path / "run.toml"
         path.write_text(dump_config(config))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         for node in which:
             words = ["--nnodes", nodes, "--nproc-per-node", str(RANKS), "--max-restarts", str(restarts)]
             words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
@@ -168,8 +168,32 @@ def test_of_one_to_two_nodes_the_one_that_is_left_goes_on(tmp_path, torchrun) ->
         assert line == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.soak
+def test_of_one_to_two_nodes_the_one_that_is_left_waits_for_the_other(tmp_path, monkeypatch, torchrun) -> None:
+    straight, config = run_in(tmp_path / "straight", steps=300), run_in(tmp_path / "run", steps=300)
+    config = replace(config, run=replace(config.run, on_lost_node="wait"))
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # otherwise nodes cannot join
+    first, second = torchrun(config, restarts=1, nodes="1:2")
+    _wait([first, second], lambda: len(_starts(config)) == 1 and len(_curve(config)) >= 12)
+    before = {*_ranks(first)}
+    for pid in (second.pid, *_ranks(second)):
+        os.kill(pid, signal.SIGKILL)
+    _wait([first], lambda: len(_ranks(first)) == RANKS and not before & {*_ranks(first)})
+    time.sleep(15)  # in which they would go on
+    (second,) = torchrun(config, restarts=1, nodes="1:2", which=[1])
+    assert [node.wait(300) for node in (first, second)] == [0, 0], (tmp_path / "node-0.log").read_text()[-3000:]
+    starts = _starts(config)
+    assert [start["world_size"] for start in starts] == [4, 4] and starts[1]["step"] > 0
+    run_ranks(_undisturbed, NODES * RANKS, straight, timeout_s=900)
+    assert _curve(config) == _curve(straight)
+
+
 @pytest.mark.slow
-def test_a_run_that_ended_on_purpose_is_not_trained_on_by_the_restarts_of_its_job(tmp_path, torchrun) -> None:
+@pytest.mark.parametrize("shares_store", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_run_that_ended_on_purpose_is_not_trained_on_by_the_restarts_of_its_job(
+    tmp_path, monkeypatch, torchrun, shares_store
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", str(int(not shares_store)))
     config = run_in(tmp_path / "run", steps=10**6)
     config = replace(config, run=replace(config.run, exit_after=0.01))
     nodes = torchrun(config, restarts=1)

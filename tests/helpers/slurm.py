@@ -76,6 +76,7 @@ class Slurm:
             "MpiDefault=none", "ReturnToService=2", "SelectType=select/cons_tres", "SelectTypeParameters=CR_CPU",
             f"MaxArraySize={max_array}", "SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1",
             "GresTypes=gpu",
+            "EnforcePartLimits=ALL",
             "JobRequeue=1", "KillWait=2", "MinJobAge=600", "SlurmctldTimeout=30", "SlurmdTimeout=30", "InactiveLimit=0",
             *(
                 f"NodeName=n{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[n]} CPUs={cpus} Gres=gpu:1 "
@@ -83,6 +84,7 @@ class Slurm:
                 for n in range(1, self.nodes + 1)
             ),
             f"PartitionName=all Nodes=n[1-{self.nodes}] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO",
+            f"PartitionName=lm Nodes=n[1-{self.nodes}] AllowAccounts=lm",
         ]  # fmt: skip
         return "\n".join(lines) + "\n"
 

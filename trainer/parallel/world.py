@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol, TypeVar
 from weakref import WeakSet
 
@@ -33,6 +34,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from mdata import MdataError, ResourceError, StoppedError, UsageError
+from mdata.util import atomic_io
 from trainer.errors import LostRankError
 from trainer.parallel.collectives import Channel, Group, all_reduce_, start_receive_, start_send
 from trainer.parallel.mesh import AXES, IN_PASSES, Coordinates, Mesh
@@ -245,14 +247,19 @@ def launcher_holds_store(env: Mapping[str, str]) -> bool:
 
 
 def end_for_good(env: Mapping[str, str], error: MdataError | StoppedError) -> None:
-    """Leave the reason in a launcher's store why its job shall not train on, before this rank ends.
+    """Leave the reason where a launcher's next attempt finds it why its job shall not train on, before this rank ends.
 
     torchrun starts ranks again after any exit code but 0, also that of a run that ended on purpose (75). Its store
-    lives as long as its job, whatever the number of restarts and of machines.
+    lives as long as its job, whatever the number of restarts and of machines. Where it keeps its store to itself, so
+    that machines may join (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), the reason goes into its temporary folder on each.
     """
+    reason = json.dumps([error.exit_code, str(error)])
     if launcher_holds_store(env):
         with suppress(RuntimeError):  # the launcher has ended, and starts nothing again
-            _launchers_store(env).set(_ENDED, json.dumps([error.exit_code, str(error)]))
+            _launchers_store(env).set(_ENDED, reason)
+    elif path := _launchers_file(env):
+        with suppress(OSError):  # another rank of this machine puts its own there, or the disk is full
+            atomic_io.atomic_write(path, reason.encode())
 
 
 def check_not_ended(env: Mapping[str, str]) -> None:
@@ -261,16 +268,25 @@ def check_not_ended(env: Mapping[str, str]) -> None:
     Raises:
         StoppedError, MdataError: why that attempt ended; its exit code.
     """
-    if not launcher_holds_store(env):
+    if launcher_holds_store(env):
+        with _joining(find_placement(env) or Placement()):
+            store = _launchers_store(env)
+            reason = store.get(_ENDED) if store.check([_ENDED]) else b""
+    else:
+        path = _launchers_file(env)
+        reason = path.read_bytes() if path and path.exists() else b""
+    if not reason:
         return
-    with _joining(find_placement(env) or Placement()):
-        store = _launchers_store(env)
-        if not store.check([_ENDED]):
-            return
-        code, text = json.loads(store.get(_ENDED))
+    code, text = json.loads(reason)
     kinds = (StoppedError, UsageError, ResourceError)
     kind = next((kind for kind in kinds if kind.exit_code == code), ResourceError)
     raise kind(f"not started again in this job of torchrun: {text}")
+
+
+def _launchers_file(env: Mapping[str, str]) -> Path | None:
+    """In the folder that a torchrun makes for all of its attempts; None: no torchrun."""
+    path = env.get("TORCHELASTIC_ERROR_FILE")  # FOLDER/attempt_0/RANK/error.json
+    return Path(path).parents[2] / "mtrain-ended.json" if path else None
 
 
 def _launchers_store(env: Mapping[str, str]) -> Store:

@@ -15,7 +15,6 @@ from typing import NoReturn
 
 from mdata import StoppedError, UsageError
 from trainer.config.sections import RunConfig
-from trainer.parallel.world import launcher_holds_store
 from trainer.plan.check import layout_problems
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text, with_changes
 from trainer.run.attempt import newest_attempt, this_attempt
@@ -116,7 +115,7 @@ def wait_for_nodes(
 ) -> NoReturn:
     """Wait until torchrun ends this rank, which it does to start all anew when a node joins; elsewhere, end with 75."""
     fix = "the same command continues once all nodes are there"
-    if not launcher_holds_store(env):
+    if "TORCHELASTIC_RUN_ID" not in env:
         error = NodesAwaitedError(f'{left}, and run.on_lost_node="wait"', fix=fix)
         error.world_size = world_size
         raise error

@@ -212,6 +212,20 @@ def test_a_job_of_a_launcher_that_ended_on_purpose_does_not_start_again(monkeypa
         del agents
 
 
+def test_a_launcher_that_keeps_its_store_to_itself_does_not_start_such_a_job_again_either(tmp_path) -> None:
+    """Its temporary folder lives as long as it; another launcher has another."""
+    errors = [str(tmp_path / launcher / "attempt_0/1/error.json") for launcher in ("one", "other")]
+    for path in errors:
+        Path(path).parent.mkdir(parents=True)
+    one, other = ({"TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_ERROR_FILE": path} for path in errors)
+    check_not_ended(one)
+    end_for_good(one, StoppedError("stopped at its time"))
+    with pytest.raises(StoppedError, match="not started again in this job of torchrun: stopped at its time"):
+        check_not_ended(one | {"TORCHELASTIC_ERROR_FILE": errors[0].replace("attempt_0", "attempt_1")})
+    check_not_ended(other)
+    end_for_good({"TORCHELASTIC_ERROR_FILE": str(tmp_path / "gone/a/0/error.json")}, StoppedError("no folder"))
+
+
 @pytest.mark.parametrize("rank_0_first", [True, False])
 def test_a_launcher_that_starts_ranks_again_has_them_join_anew(rank_0_first: bool, monkeypatch) -> None:
     """Its store keeps the keys of ranks that are gone, also of those that asked and never came."""
