@@ -103,6 +103,9 @@ def test_an_image_of_a_registry_or_with_a_full_path_stays_as_it_is(tmp_path, ima
     ]  # fmt: skip
 
 
+OPTIONS = SlurmOptions(env={"A": "b c"}, max_restarts=2, site=["--exclude=n[8-9]"])
+
+
 @pytest.fixture
 def run(tmp_path):
     """Runs the batch script; `srun` is the body of a program. Returns the exit code and the calls."""
@@ -111,13 +114,12 @@ def run(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
 
-    def run(srun, *, kill_after=None, restarts=0, **more):
+    def run(srun, *, kill_after=None, restarts=0, options=OPTIONS, **more):
         bin_folder = tmp_path / "bin"
         said = 'echo "JobId=7 Restarts=$SLURM_RESTART_COUNT BatchFlag=1"'
         scripts = {"scontrol": said, "squeue": "echo NONE", "scancel": "touch stopped", "srun": srun, **more}
         env = programs(bin_folder, **scripts)
         env |= {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NUM_NODES": "2", "RANK": "3"}
-        options = SlurmOptions(env={"A": "b c"}, max_restarts=2, site=["--exclude=n[8-9]"])
         text = batch_text(job, options, checkpoints=checkpoints)
         process = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=env)
         if kill_after is not None:
@@ -129,6 +131,27 @@ def run(tmp_path):
         return process.wait(30), calls(bin_folder)
 
     return run
+
+
+def test_srun_gets_its_resources_and_what_pyxis_publishes_word_by_word(run, tmp_path):
+    options = SlurmOptions(
+        gpus=4,
+        cpus=6,
+        container_image="my images/a.sqsh",
+        container_mounts=["/data:/data", "/my code:/code:ro"],
+        env={"NCCL_DEBUG": "WARN", "A": "b c"},
+    )
+    code, _ = run(f'printf "%s\\n" "$@" > {tmp_path}/words; echo "$A" > {tmp_path}/variable', options=options)
+    words = (tmp_path / "words").read_text().splitlines()
+    assert code == 0 and words == [
+        "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=6", "--kill-on-bad-exit=1",
+        "--no-kill=off", "--export=ALL", f"--container-image={tmp_path}/my images/a.sqsh",
+        f"--container-workdir={tmp_path}", "--container-mounts=/data:/data,/my code:/code:ro",
+        "--container-env=NCCL_DEBUG,A", "mtrain", "train", f"{tmp_path}/runs/first/job/run.toml",
+    ]  # fmt: skip
+    container = dict(word.split("=", 1) for word in words if word.startswith("--container"))
+    assert all(re.fullmatch(PYXIS[name], value) for name, value in container.items())
+    assert (tmp_path / "variable").read_text() == "b c\n"
 
 
 def requeues(told):
