@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         help="slurm: restarts in a row without a new checkpoint; k8s: in all (default: 3)",
     )
-    place("--print", action="store_true", help="slurm: print the batch file and do not submit it")
+    place("--print", action="store_true", help="slurm: print the batch file, do not submit it (k8s: the default)")
     place("--no-check", action="store_true", help="do not check the run here, where its files may be missing")
     add_slurm_options(parser)
     ray = parser.add_argument_group("ray").add_argument
@@ -85,7 +85,7 @@ _ENGINES = {
     "container_mounts": ("slurm", "k8s"),
     "grace": ("slurm", "k8s"),
     "max_restarts": ("slurm", "k8s"),
-    "print": ("slurm",),
+    "print": ("slurm", "k8s"),
     "account": ("slurm",),
     "partition": ("slurm",),
     "qos": ("slurm",),

@@ -196,7 +196,12 @@ def test_manifests_are_printed_and_nothing_is_written(here, capsys, monkeypatch)
     assert main([*words, "--", "run.toml", "train.steps=5", 'track.to=["wandb"]']) == 0
     facts = yaml.safe_load(capsys.readouterr().out)
     assert facts["kind"] == "JobSet" and not (here / "runs").exists()
-    assert main([*words, "--kind", "trainjob", "--json", "--no-check", "--", "run.toml", "data.blend=elsewhere"]) == 0
+    assert (
+        main(
+            [*words, "--kind", "trainjob", "--print", "--json", "--no-check", "--", "run.toml", "data.blend=elsewhere"]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["spec"]["trainer"]["command"][-1] == "data.blend=elsewhere"
 
 
