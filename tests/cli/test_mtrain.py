@@ -325,7 +325,7 @@ def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: py
             ["--gpus", "8", "mesh.tp=4", "train.micro_batch=2", "train.steps=5"],
             "--gpus tries every mesh, microbatch and recomputation, so mesh.tp=4 train.micro_batch=2 has no effect",
         ),
-        (["--gpus", "8", "--device", "T4"], "--device T4 is not known"),
+        (["--gpus", "8", "--device", "T4"], "unknown --device T4"),
         (["--gpus", "8", "--memory", "-1"], "--memory is -1.0"),
         (["--gpus", "8", "--network", "nan"], "--network is nan"),
         (["--gpus", "8", "--link", "0"], "--link is 0"),

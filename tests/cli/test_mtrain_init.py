@@ -94,7 +94,7 @@ def test_answers_from_a_pipe_and_defaults_from_the_data(
         (["--model", "gpt2", "--sequence-length", "9999"], "model.max_position"),
         (["--model", "gpt2", "--sequence-length", "9999", "--gpus", "2"], "model.max_position"),
         (["--gpus", "1", "--model", "400B"], "no layout of 1 x H100 works"),
-        (["--device", "Z9", "--gpus", "1"], "--device Z9 is not known"),
+        (["--device", "Z9", "--gpus", "1"], "unknown --device Z9"),
     ],
 )
 def test_a_wrong_answer_is_named_and_nothing_is_written(
