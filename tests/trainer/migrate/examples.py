@@ -71,6 +71,33 @@ options=" \
 srun -l --output=$DIR/logs/%j.log sh -c "python -u ${DIR}/pretrain_gpt.py ${options}"
 """
 
+# BERT 345M and T5 220M on the 8 GPUs of a machine, each layer on two of them.
+BERT_345M = r"""
+GPUS=${GPUS:-8}
+DATA=${DATA:-corpus_text_sentence}
+LAUNCH="--nproc_per_node $GPUS --nnodes 1 --node_rank 0 --master_addr localhost --master_port 6000"
+python -m torch.distributed.launch $LAUNCH pretrain_bert.py \
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \
+    --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 --max-position-embeddings 512 \
+    --micro-batch-size 2 --global-batch-size 16 --train-iters 1000000 --lr 0.0001 --min-lr 1.0e-5 \
+    --lr-decay-style linear --lr-decay-iters 990000 --lr-warmup-fraction .01 --weight-decay 1e-2 --clip-grad 1.0 \
+    --fp16 --data-path $DATA --vocab-file vocab.txt --data-impl mmap --split 949,50,1 --distributed-backend nccl \
+    --log-interval 100 --save-interval 10000 --eval-interval 1000 --eval-iters 10 --save $1 --load $1
+"""
+
+T5_220M = r"""
+LAUNCH=(--nproc_per_node 8 --nnodes 1)
+T5="--tensor-model-parallel-size 2 --encoder-num-layers 12 --decoder-num-layers 12 --hidden-size 768 \
+    --num-attention-heads 12 --kv-channels 64 --ffn-hidden-size 3072 --encoder-seq-length 512 \
+    --decoder-seq-length 128 --max-position-embeddings 512 --micro-batch-size 64 --global-batch-size 512 \
+    --lr 0.0001 --train-iters 1000000 --lr-decay-iters 1000000 --lr-decay-style linear --min-lr 0.00001 \
+    --weight-decay 1e-2 --lr-warmup-fraction .01 --clip-grad 1.0 --bf16 --vocab-extra-ids 100 \
+    --init-method-std 0.015 --transformer-impl transformer_engine --attention-backend auto"
+torchrun ${LAUNCH[@]} pretrain_t5.py $T5 --data-path corpus_text_sentence --vocab-file vocab.txt \
+    --tokenizer-type BertWordPieceCase --split 99982,9,9 --log-interval 100 --save-interval 500 --eval-interval 1000 \
+    --eval-iters 10 --distributed-backend nccl --save $1 --load $1
+"""
+
 # Llama 2 7B, as its weights would be finetuned; ARGS of the model are given, because no checkpoint says them.
 LLAMA2 = r"""
 TP=1

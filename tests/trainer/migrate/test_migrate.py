@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cli.mtrain import main
 from tests.trainer.migrate import examples
 from trainer.config.describe import describe
 from trainer.config.parse import load_config
@@ -19,7 +21,9 @@ from trainer.migrate.arguments import read_arguments
 from trainer.migrate.flags import flag_table
 from trainer.migrate.launcher import Launch, find_launch
 from trainer.migrate.migrate import Migration, as_toml, migrate
+from trainer.models.family import family_of
 from trainer.models.gpt.shape import gpt_shape
+from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 
@@ -307,6 +311,35 @@ def test_175b_is_planned(tmp_path: Path, every_key: None) -> None:
     assert tables["mesh"] == {"tp": 8, "sequence_parallel": True, "pp": 16, "cp": 1}
 
 
+TWO_KINDS = {"bert": (examples.BERT_345M, 334_723_458, 29056, 2), "t5": (examples.T5_220M, 222_421_920, 30624, 1)}
+
+
+@pytest.mark.parametrize("kind", TWO_KINDS)
+def test_bert_and_t5_are_planned(kind: str, tmp_path: Path) -> None:
+    script, parameters, rows, pp = TWO_KINDS[kind]
+    launch = find_launch(script, ["ckpt"])
+    found = migrate(launch.arguments, launch.world_size, program=launch.program)
+    assert not found.refused and launch.world_size == 8
+    path = tmp_path / "run.toml"
+    path.write_text(as_toml(found, title=kind, world_size=8), encoding="utf-8")
+    config = load_config(path, [f"model.vocab_size={rows}"])
+    assert (config.model.family, config.data.kind, config.run.folder, config.mesh.tp) == (kind, kind, "ckpt", 2)
+    plan = make_plan(config, 8, facts=None)
+    assert (plan.dp, plan.pp) == (4 // pp, pp)
+    assert num_elements(family_of(config).parameters(plan.shape, Place())) == parameters
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", TWO_KINDS)
+def test_bert_and_t5_are_rehearsed_at_their_size(kind: str, tmp_path: Path) -> None:
+    launch = find_launch(TWO_KINDS[kind][0], [str(tmp_path / "ckpt")])
+    found = migrate(launch.arguments, launch.world_size, program=launch.program)
+    path, text = tmp_path / "run.toml", as_toml(found, title=kind, world_size=8)
+    path.write_text(re.sub(r'\nsplit = "[\d,]+"', "", text), encoding="utf-8")
+    mock = ["data.blend=mock", "data.order=native", f"model.vocab_size={TWO_KINDS[kind][2]}"]
+    assert main(["check", str(path), "--ranks", "8", "--memory", "80", *mock]) == 0
+
+
 def test_llama2_begins_with_its_weights_and_is_planned(tmp_path: Path) -> None:
     tuned = find_launch(f"MORE='{examples.FINETUNE}'\n{examples.LLAMA2}")
     refused = [line.split(":")[0] for line in migrate(tuned.arguments, 8).refused if VERSION not in line]
@@ -561,6 +594,17 @@ def test_the_tokenizer_is_that_of_pretrain_gpt_where_none_is_named() -> None:
         assert values.get("vocab_size") is None and named["vocab_size"] == 50304
     null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "512", "--no-pad-vocab-size"]
     assert settings([*without, *null])["model.vocab_size"] == 513
+
+
+@pytest.mark.parametrize("more", [["--decoder-seq-length", "8"], []])
+def test_without_a_name_the_tokenizer_of_bert_and_t5_is_no_gpt2s(more: list[str]) -> None:
+    """Their programs take BertWordPieceLowerCase, of which the manifest has the size."""
+    without = [word for word in BASE if word not in ("--tokenizer-type", "GPT2BPETokenizer")]
+    program = "pretrain_t5.py" if more else "pretrain_bert.py"
+    values = {one.key: one.value for one in migrate([*without, *more], 1, program=program).settings}
+    assert values["model.vocab_size"] is None
+    named = {one.key: one.value for one in migrate([*BASE, *more], 1, program=program).settings}
+    assert named["model.vocab_size"] == 50304
 
 
 def test_the_history_of_fp8_is_megatrons() -> None:
