@@ -22,6 +22,9 @@ RUNS = [
     ("samples", {"START_RUNS": 1}, ["start", "--documents", "1000"], ("import numpy", "document masks")),
     ("batches", {"ROUNDS": 1, "SAMPLES_A_ROUND": 64, "SHAPES": ((2, 2),)}, ["--gb", "0.002"], ("Loader",)),
     ("blend", {"ROUNDS": 1}, ["--samples", "200"], ("1000 zipf", "native blend")),
+    ("webtext", {}, ["match", "--documents", "8000", "--parts", "2"], ("match", "group", "both")),
+    ("webtext", {"SIMILARITIES": (0.6,)}, ["recall", "--pairs", "60"], ("expected", "0.600")),
+    ("webtext", {}, ["model"], ("10 TB", "group")),
     ("corpora", {}, ["--corpora", "5", "--workers", "1", "--methods", "fork"], ("5 corpora", "fork")),
 ]
 

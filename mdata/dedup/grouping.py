@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,16 +145,15 @@ def _write_clusters(path: Path, files: Sequence[ReadFile], parents: npt.NDArray[
         places = _Places(files)
         root = -1
         while len(records := merger.records(_LINES_AT_ONCE).astype(np.int64)):
-            lines = list[str]()
-            kept = places.of(records[:, 0])
-            for (of, _), here, removed in zip(records.tolist(), kept, places.of(records[:, 1]), strict=True):
-                if of != root:
-                    lines.append(
-                        f'{"]}" + chr(10) if count else ""}{{"id": {of}, "kept": {here}, "removed": [{removed}'
-                    )
-                    root, count = of, count + 1
-                else:
-                    lines.append(f", {removed}")
+            roots = records[:, 0]
+            starts = np.flatnonzero(np.diff(roots, prepend=root))
+            removed, root = places.of(records[:, 1]), int(roots[-1])
+            lines = [", ".join(["", *removed[: starts[0] if len(starts) else None]])]  # of the group before
+            firsts, ends = places.of(roots[starts]), np.append(starts, len(roots))[1:].tolist()
+            for number, start, end, first in zip(roots[starts].tolist(), starts.tolist(), ends, firsts, strict=True):
+                line = f'{{"id": {number}, "kept": {first}, "removed": [{", ".join(removed[start:end])}'
+                lines.append(f"]}}\n{line}" if count else line)
+                count += 1
             atomic_io.write_all(fd, "".join(lines).encode())
         if count:
             atomic_io.write_all(fd, b"]}\n")
@@ -169,12 +168,12 @@ class _Places:
         self._starts = self._ends - np.array([file.rows for file in files], np.int64)
         self._names = [json.dumps(file.path) for file in files]
 
-    def of(self, documents: npt.NDArray[np.int64]) -> Iterator[str]:
+    def of(self, documents: npt.NDArray[np.int64]) -> list[str]:
         """Each document's place."""
         numbers = np.searchsorted(self._ends, documents, side="right")
         rows = documents - self._starts[numbers] + 1
         names = self._names
-        return (f"[{names[number]}, {row}]" for number, row in zip(numbers.tolist(), rows.tolist(), strict=True))
+        return [f"[{names[number]}, {row}]" for number, row in zip(numbers.tolist(), rows.tolist(), strict=True)]
 
 
 def result_counts(folder: Path) -> dict[str, Any]:

@@ -98,8 +98,10 @@ class DedupOptions:
     @property
     def content(self) -> dict[str, Any]:
         """What decides the result, besides the files."""
-        near = ("rows", "ngram", "unit", "hash", "verify") if self.bands else ("unit",)
-        return {name: getattr(self, name) for name in ("json_key", "input_format", "text_documents", "bands", *near)}
+        near = ("rows", "ngram", "unit", "hash") if self.bands else ("unit",)
+        names = ("json_key", "input_format", "text_documents", "bands", *near)
+        verify = {"verify": float(self.verify)} if self.bands else {}
+        return {**{name: getattr(self, name) for name in names}, **verify}
 
     @property
     def stages(self) -> tuple[Stage, ...]:

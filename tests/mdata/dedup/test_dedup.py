@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import DamageError, ResourceError, UsageError, _core
-from mdata.dedup import plan, runs, signing
+from mdata.dedup import grouping, plan, runs, signing
 from mdata.dedup.dedup import dedup, run_stage
 from mdata.dedup.plan import DedupOptions, permutations
 from mdata.dedup.row_set import BITS, CHUNKS, FACTS, RowSet
@@ -286,6 +286,7 @@ def test_any_number_of_tasks_gives_the_same_bytes(
     monkeypatch.setattr(signing, "RUN_DOCUMENTS", 25)
     monkeypatch.setattr(runs, "MOST_RUNS", 3)
     monkeypatch.setattr(runs, "SORTED_RECORDS", 40)
+    monkeypatch.setattr(grouping, "_LINES_AT_ONCE", 7)
     texts = _texts(11, 160)
     old = _write(tmp_path / "old.jsonl", texts[:30])
     files: list[str | Path] = [
@@ -397,6 +398,12 @@ def test_parts_of_other_options_are_named_and_not_taken(tmp_path: Path) -> None:
     assert run_stage(dataclasses.replace(options, parts=2), "group") == dedup(options)
     with pytest.raises(UsageError, match="no stage sets without --verify"):
         run_stage(options, "sets")
+
+
+def test_a_share_of_one_is_that_of_one_point_zero(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", ["a b"])
+    made = [DedupOptions(input=path, output=tmp_path / "out", verify=verify) for verify in (1, 1.0)]
+    assert len({plan.DedupJob(one).name for one in made}) == 1
 
 
 def test_texts_that_share_every_band_are_linear_work(tmp_path: Path) -> None:
