@@ -89,7 +89,11 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
     add("--text-template", metavar="T", help="text of several columns: '{title}\\n{body}'")
     add("--where", metavar="FILTER", help="use only records that match, such as \"lang = 'en' and n > 9\"")
-    add("--skip-rows", metavar="FOLDER", help="skip the rows that mdata dedup listed in this folder")
+    add(
+        "--skip-rows",
+        metavar="FOLDER",
+        help="skip the rows that mdata dedup, clean or decontaminate listed in this folder",
+    )
     add_variants(group)
     add("--chat", action="store_true", help="records are conversations")
     add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on")

@@ -790,3 +790,24 @@ def collapsed(texts: list[str]) -> list[str]:
 
 def doubtful_lines(texts: list[str]) -> NDArray[np.int64]:
     """[m, 4]: runs of lines that ftfy may change: the text, [begin, end) in characters, whether "<" comes before."""
+
+class NgramIndex:
+    """The word n-grams of test items; see mdata_cpp/ngram_match.hpp. Immutable.
+
+    Args:
+        items: texts. most: words of an n-gram. least: of an item that is one n-gram, as it has fewer than `most`.
+
+    Raises:
+        ValueError: not 1 <= least <= most <= 256. OverflowError: items of more than 4 GiB.
+        UnicodeEncodeError: a lone surrogate.
+    """
+
+    def __init__(self, items: list[str], most: int, least: int) -> None: ...
+    def ngrams(self) -> int:
+        """How many different ones there are."""
+
+    def match(self, texts: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(spans [m, 3]: text, [begin, end) in characters, disjoint and in order; items [k, 2]: text, item)."""
+
+def openwebtext_words(text: str) -> tuple[str, NDArray[np.int64]]:
+    """(the matches of \\w+ in the lower case of a text, joined by newlines; where each begins in it, in characters)."""

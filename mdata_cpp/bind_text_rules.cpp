@@ -1,13 +1,15 @@
-// Python bindings of text_rules.hpp; documented in mdata/_core.pyi.
+// Python bindings of text_rules.hpp and ngram_match.hpp; documented in mdata/_core.pyi.
 #include "bindings.hpp"
 
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ngram_match.hpp"
 #include "text_rules.hpp"
 
 namespace {
@@ -161,6 +163,43 @@ py::array word_spans(const py::str& text) {
     return mdata::as_array(std::move(spans)).reshape({count, py::ssize_t{2}});
 }
 
+// (spans [m, 3]: text, [begin, end) in characters; items [k, 2]: text, item)
+py::tuple match_ngrams(const tx::NgramIndex& index, const py::list& texts) {
+    const auto views = mdata::utf8_of(texts);
+    std::vector<std::int64_t> spans, items;
+    {
+        const py::gil_scoped_release unlocked;
+        tx::NgramIndex::Words words;
+        tx::NgramIndex::Matches matches;
+        std::vector<std::uint32_t> stamps;
+        for (std::size_t number = 0; number < views.size(); ++number) {
+            index.match(views[number], words, stamps, static_cast<std::uint32_t>(number + 1), matches);
+            const auto text = static_cast<std::int64_t>(number);
+            for (const auto& [begin, end] : matches.spans)
+                spans.insert(spans.end(), {text, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end)});
+            for (const std::uint32_t item : matches.items) items.insert(items.end(), {text, item});
+        }
+    }
+    const auto num_spans = static_cast<py::ssize_t>(spans.size() / 3);
+    const auto num_items = static_cast<py::ssize_t>(items.size() / 2);
+    return py::make_tuple(mdata::as_array(std::move(spans)).reshape({num_spans, py::ssize_t{3}}),
+                          mdata::as_array(std::move(items)).reshape({num_items, py::ssize_t{2}}));
+}
+
+// (words joined by newlines, where each begins in the text in lower case)
+py::tuple openwebtext_words(const py::str& text) {
+    py::list one;
+    one.append(text);
+    const std::string_view view = mdata::utf8_of(one)[0];
+    std::string words;
+    std::vector<std::int64_t> begins;
+    {
+        const py::gil_scoped_release unlocked;
+        tx::openwebtext_words(view, words, begins);
+    }
+    return py::make_tuple(words, mdata::as_array(std::move(begins)));
+}
+
 }  // namespace
 
 namespace mdata {
@@ -198,6 +237,16 @@ void bind_text_rules(py::module_& module) {
         },
         py::arg("texts"));
     module.def("collapsed", &collapsed, py::arg("texts"));
+    py::class_<tx::NgramIndex>(module, "NgramIndex")
+        .def(py::init([](const py::list& items, std::size_t most, std::size_t least) {
+                 const auto views = utf8_of(items);
+                 const py::gil_scoped_release unlocked;
+                 return std::make_unique<tx::NgramIndex>(views, most, least);
+             }),
+             py::arg("items"), py::arg("most"), py::arg("least"))
+        .def("ngrams", &tx::NgramIndex::ngrams)
+        .def("match", &match_ngrams, py::arg("texts"));
+    module.def("openwebtext_words", &openwebtext_words, py::arg("text"));
     module.def("doubtful_lines", &doubtful_lines, py::arg("texts"));
 }
 

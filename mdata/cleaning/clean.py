@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mdata.cleaning.steps import Cleaner, CleanRules
-from mdata.cleaning.text_job import KEEP, Edit, TextJobOptions, TextJobResult, run_text_job
+from mdata.cleaning.text_job import KEEP, Edit, TextBatch, TextJobOptions, TextJobResult, run_text_job
 from mdata.errors import UsageError
 from mdata.progress import SILENT, Progress
 
@@ -28,20 +27,27 @@ class _Clean:
     def keys(self) -> tuple[str, ...]:
         return (self.rules.url.key,) if "url" in self.rules.steps else ()
 
+    @property
+    def writes(self) -> bool:
+        return True
+
     def record(self) -> dict[str, Any]:
         return self.rules.record()
 
     def prepare(self) -> None:
         self.cleaner = Cleaner(self.rules)
 
-    def edit(self, texts: list[str], others: Sequence[list[str]], fields: object) -> tuple[list[Edit], Counter[str]]:
+    def edit(self, batch: TextBatch) -> tuple[list[Edit], Counter[str]]:
         assert self.cleaner is not None, "prepared before"
-        cleaned, reasons = self.cleaner.clean(texts, others[0] if others else [])
+        cleaned, reasons = self.cleaner.clean(batch.texts, batch.others[0] if batch.others else [])
         edits = [
-            Edit(reason) if reason else KEEP if new == text else Edit(pieces=((new, {}),))
-            for text, new, reason in zip(texts, cleaned, reasons, strict=True)
+            Edit(reason) if reason else KEEP if new == text else Edit(texts=(new,))
+            for text, new, reason in zip(batch.texts, cleaned, reasons, strict=True)
         ]
         return edits, Counter()
+
+    def summary(self, counts: Counter[str]) -> dict[str, Any]:
+        return {}
 
 
 def clean(options: TextJobOptions, rules: CleanRules, progress: Progress = SILENT) -> TextJobResult:

@@ -134,11 +134,13 @@ class Edit(NamedTuple):
 
     Args:
         reason: why it is removed; "": it is not.
-        pieces: the texts in its place, with fields that each adds; None: it stays as it is.
+        texts: those in its place; None: it stays as it is.
+        lines: what is written for it, if that is not left to the job.
     """
 
     reason: str = ""
-    pieces: Sequence[tuple[str, Mapping[str, Any]]] | None = None
+    texts: Sequence[str] | None = None
+    lines: Sequence[bytes] | None = None
 
 
 KEEP = Edit()
@@ -155,6 +157,10 @@ class TextWork(Protocol):
     def keys(self) -> tuple[str, ...]:
         """Other keys or columns that it needs."""
 
+    @property
+    def writes(self) -> bool:
+        """Whether it gives texts at all."""
+
     def record(self) -> dict[str, Any]:
         """What decides its result, as JSON.
 
@@ -165,15 +171,28 @@ class TextWork(Protocol):
     def prepare(self) -> None:
         """Load what it needs."""
 
-    def edit(self, texts: list[str], others: Sequence[list[str]], fields: _Fields) -> tuple[list[Edit], Counter[str]]:
-        """What becomes of each row, and counts for the report.
+    def edit(self, batch: TextBatch) -> tuple[list[Edit], Counter[str]]:
+        """What becomes of each row, and counts for the report."""
 
-        Args:
-            texts: of the rows. others: the texts of `keys`. fields: all fields of a row by its number.
-        """
+    def summary(self, counts: Counter[str]) -> dict[str, Any]:
+        """The counts of all chunks, for the report."""
 
 
-_Fields = Callable[[int], Mapping[str, Any]]
+class TextBatch(NamedTuple):
+    """The good rows of a chunk.
+
+    Args:
+        chunk: where they are. num_rows: of the chunk, bad ones included. rows: their numbers in it, from 1.
+        texts: of them. key: of these. others: the texts of `TextWork.keys`. fields: all fields of good row i.
+    """
+
+    chunk: Chunk
+    num_rows: int
+    key: str
+    rows: Sequence[int]
+    texts: list[str]
+    others: Sequence[list[str]]
+    fields: Callable[[int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -182,7 +201,7 @@ class TextJobResult:
 
     Args:
         folder: the output. rows: of the input. kept: rows that stay, changed or not. changed: of these.
-        removed: rows, by reason. bad, filtered: rows that were not looked at. counts: of the work.
+        removed: rows, by reason. bad, filtered: rows that were not looked at. summary: of the work.
     """
 
     folder: Path
@@ -192,7 +211,7 @@ class TextJobResult:
     removed: Mapping[str, int]
     bad: int
     filtered: int
-    counts: Mapping[str, int] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -243,7 +262,9 @@ class _OnChunks:
                 return {key: column[number] for key, column in zip(self.spec.json_keys, (texts, *others), strict=True)}
             return _loaded(lines[rows[number] - 1])
 
-        edits, counts = self.work.edit(texts, others, fields)
+        edits, counts = self.work.edit(
+            TextBatch(chunk, batch.rows, self.spec.json_keys[0], rows, texts, others, fields)
+        )
         output, removed = list[bytes](), list[bytes]()
         gone = np.zeros(batch.rows, np.bool_)
         reasons, removed_rows, changed = Counter[str](), list[int](), 0
@@ -255,14 +276,16 @@ class _OnChunks:
                     removed_rows.append(row)
                     removed.append(orjson.dumps({"reason": edit.reason, "text": texts[number]})[1:] + b"\n")
                 continue
-            changed += edit.pieces is not None
-            if self.options.rows_only:
+            changed += edit.texts is not None
+            if self.options.rows_only or not self.work.writes:
                 continue
-            if edit.pieces is None:
+            if edit.lines is not None:
+                output += edit.lines
+            elif edit.texts is None:
                 output.append(_dumped(fields(number)) if lines is None else lines[row - 1])
             else:
-                for text, added in edit.pieces:
-                    output.append(_dumped({**_with_text(fields(number), self.spec.json_keys[0], text), **added}))
+                key = self.spec.json_keys[0]
+                output += [_dumped(_with_text(fields(number), key, text)) for text in edit.texts]
         content = b"\n".join((*output, b"")) if output else b""
         return _Edited(
             batch.rows,
@@ -281,19 +304,17 @@ class _OnChunks:
 
 
 def _loaded(line: bytes) -> dict[str, Any]:
-    try:
-        record = orjson.loads(line)
-    except ValueError:
-        record = json.loads(line)
+    """A record with its numbers as they are, which orjson would round."""
+    record = json.loads(line)
     assert isinstance(record, dict), "rows that are no objects are bad rows"
     return record
 
 
 def _dumped(record: Mapping[str, Any]) -> bytes:
     try:
-        return orjson.dumps(record)
-    except TypeError:  # integers of more than 64 bits, lone surrogates elsewhere in the row
-        return json.dumps(record).encode()
+        return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # lone surrogates elsewhere in the row
+        return json.dumps(record, separators=(",", ":")).encode()
 
 
 def _with_text(record: dict[str, Any], key: str, text: str) -> dict[str, Any]:
@@ -391,6 +412,7 @@ class _TextJob:
             "inputs": [[path_of(file), file.size_bytes, file.modified_ns] for file in files],
         }
         self.made_of = json.loads(json.dumps(made_of))
+        self.writes = work.writes and not options.rows_only
         self.names = _output_names(files, _ENDING[options.compression])
 
     def finished(self) -> TextJobResult | None:
@@ -445,7 +467,7 @@ class _TextJob:
             state.placing = True
             self.save(state)
         moves = {}
-        if not self.options.rows_only:
+        if self.writes:
             moves = {self.scratch / name: self.folder / name for name in self.names}
         for name in (self.options.removed, self.options.quarantine):
             if name is not None:
@@ -468,14 +490,14 @@ class _TextJob:
             "removed": dict(sorted(state.reasons.items())),
             "bad": state.bad,
             "filtered": state.filtered,
-            "counts": dict(sorted(state.counts.items())),
+            "summary": self.work.summary(state.counts),
         }
         facts = {"made_by": f"mdata {__version__}", "made_of": self.made_of}
         if self.options.rows_only:
             gone = np.fromfile(atomic_io.partial_path(self.scratch / "rows"), np.uint8).view(np.bool_)
             no_chunks = np.empty(0, CHUNK)  # so preprocess can skip rows of whole files only, not of sections
             write_row_set(self.folder, state.files, gone, chunks=no_chunks, chunk_bytes=BLOCK_BYTES, facts=facts)
-        outputs = [] if self.options.rows_only else self.names
+        outputs = self.names if self.writes else []
         files = [asdict(file) | {"output": name} for file, name in zip(state.files, outputs, strict=False)]
         text = json.dumps({**facts, "result": result, "files": files}, indent=1) + "\n"
         atomic_io.atomic_write(self.report, text.encode())
@@ -493,7 +515,7 @@ class _Writer:
         self.removed = AppendFile(Path(options.removed), state.removed) if options.removed else None
         self.rows = AppendFile(job.scratch / "rows", state.rows) if options.rows_only else None
         self.output: AppendFile | None = None
-        if state.files and not state.files[-1].hash and not options.rows_only:
+        if state.files and not state.files[-1].hash and job.writes:
             self.output = AppendFile(job.scratch / job.names[len(state.files) - 1], state.output)
         self.due = time.monotonic() + _CHECKPOINT_S
 
@@ -538,7 +560,7 @@ class _Writer:
             self._end_last()
             file = self.job.files[len(state.files)]
             state.files.append(ReadFile(path_of(file), file.size_bytes, 0, ""))
-            if not self.job.options.rows_only:
+            if self.job.writes:
                 self.output = AppendFile(self.job.scratch / self.job.names[len(state.files) - 1])
 
     def _end_last(self) -> None:

@@ -162,6 +162,10 @@ def texts() -> Calls:
     yield "c4_lines", lambda: _core.c4_lines(some, True, True, 5, 3, 1000, True, True, True, True)
     yield "third_longest_lines", lambda: _core.third_longest_lines(some)
     yield "collapsed", lambda: _core.collapsed(some)
+    index = _core.NgramIndex(some[:1], 13, 8)
+    yield "NgramIndex.__init__", lambda: _core.NgramIndex(some, 13, 8)
+    yield "NgramIndex.match", lambda: index.match(some)
+    yield "openwebtext_words", lambda: _core.openwebtext_words(some[0])
     yield "doubtful_lines", lambda: _core.doubtful_lines(some)
 
 

@@ -21,6 +21,7 @@ KEEPS = {
         "Mersenne.up_to", "Mersenne.integer", "Mersenne.real", "Mersenne.pick", "Mersenne.geometric",
         "KeyedStream.real", "KeyedStream.up_to", "MaskRule.bounds", "WordPiece.words", "WordPiece.classes",
         "BlockShuffle.place", "xxh64", "sha1", "count_below", "text_classes_unicode", "text_classes",
+        "NgramIndex.ngrams",
     ),
     "made once": tuple(
         f"{name}.__init__" for name in (

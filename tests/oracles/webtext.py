@@ -31,7 +31,10 @@ import numpy.typing as npt
 
 from mdata import MdataError, _core
 from mdata.cleaning import openwebtext, rules
+from mdata.cleaning.decontaminate import DecontaminateRules, decontaminate, load_item_sets
 from mdata.cleaning.languages import load_identifier
+from mdata.cleaning.openwebtext_ngrams import OpenWebTextNgrams
+from mdata.cleaning.text_job import TextJobOptions
 from mdata.cleaning.urls import UrlFilter, UrlRules
 from mdata.dedup.dedup import DedupOptions, dedup
 from mdata.dedup.plan import permutations
@@ -43,7 +46,7 @@ from tests.conftest import oracle_folder
 LEAST_KEPT, LEAST_VERDICTS = 0.97, 0.98
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
 KINDS = ("kept", "groups", "filters", "ngrams", "urls", "cleanup")
-LATER: Mapping[str, int] = {"groups": 21, "ngrams": 21}
+LATER: Mapping[str, int] = {"groups": 21}
 _PRIME = np.uint64((1 << 61) - 1)
 _MINHASH = re.compile(r"minhash_(sha1_32|sha1_64|xxhash64)_(\d+)x(\d+)(?:_n(\d+))?")
 
@@ -288,6 +291,55 @@ def _fix(folder: Folder, name: str) -> str:
     return f"{differing[0]}: {str(found.get(differing[0]))[:200]}" if differing else ""
 
 
+# The options of each call of filter_ngrams.py.
+_NGRAMS: Mapping[str, Mapping[str, int]] = {
+    "ngrams": {},
+    "ngrams_100": {"key_threshold": 1000},
+    "ngrams_5": {"ngram": 8, "min_ngram": 3, "margin": 20, "min_characters": 50, "max_pieces": 3},
+}
+
+
+def ngrams(folder: Folder, name: str) -> Iterator[Case]:
+    yield Case("ngrams", f"{folder.root.name}/{name}", functools.partial(_ngrams, folder, name))
+
+
+def _ngrams(folder: Folder, name: str) -> str:
+    """The lines of --compat openwebtext: pieces of changed rows, rows that stay whole, and the counts at its end."""
+    told = folder.megatron[name]
+    counting = name == "ngram_keys_below_threshold"
+    rules_of_call = DecontaminateRules(
+        against=(f"lambada={folder.root / 'eval.jsonl'}",), mode="split", compat="openwebtext", **_NGRAMS.get(name, {})
+    )
+    with tempfile.TemporaryDirectory() as work:
+        options = TextJobOptions(
+            input=folder.root / "corpus.jsonl", output=Path(work) / "out", on_error="skip", workers=1
+        )
+        result = decontaminate(options, rules_of_call)
+        if counting:
+            (items,) = load_item_sets(rules_of_call)
+            keys = OpenWebTextNgrams.of_items(items.items, most=13, least=8).keys
+            found = len(keys) - len(result.summary["frequent"])
+            return "" if found == told else f"{found} n-grams instead of {told}"
+        lines = (Path(work) / "out/corpus.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    pieces = dict[str, list[list[str]]]()
+    for line in lines:
+        record = json.loads(line)
+        row = int(record["split_id"].split("-")[-2]) - 1
+        pieces.setdefault(str(row), []).append([record["split_id"], record["text"]])
+    texts = [row["text"] for row in folder.rows]
+    whole = [row for row in pieces if [text for _, text in pieces[row]] == [texts[int(row)]]]
+    many = result.removed.get("too-many-pieces", 0)
+    trimmed = sum(len(parts) == 1 and row not in whole for row, parts in pieces.items())
+    found = {
+        "pieces": {row: parts for row, parts in pieces.items() if row not in whole},
+        "unchanged": sorted(map(int, whole)),
+        "last_line": f"Total docs {result.rows} splitted {sum(len(parts) > 1 for parts in pieces.values()) + many} "
+        f"ignored {result.removed.get('contaminated', 0)} splits > theshold {many} trimmed {trimmed}",
+    }
+    differing = sorted(key for key in {*found, *told} if found.get(key) != told.get(key))
+    return f"{differing[0]}: {str(found.get(differing[0]))[:300]}" if differing else ""
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -302,7 +354,11 @@ _OF_MEGATRON: Mapping[str, tuple[str, ...]] = {
     "cleanup": ("cleanup", "fix_"),
 }
 
-_COMPARED: Mapping[str, Callable[[Folder, str], Iterator[Case]]] = {"urls": urls, "cleanup": cleanup}
+_COMPARED: Mapping[str, Callable[[Folder, str], Iterator[Case]]] = {
+    "urls": urls,
+    "cleanup": cleanup,
+    "ngrams": ngrams,
+}
 
 
 def cases_of(root: Path) -> Iterator[Case]:

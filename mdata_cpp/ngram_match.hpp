@@ -1,0 +1,302 @@
+// Exact matches of word n-grams of test items in texts, and the words of Megatron-LM's filter_ngrams.py.
+//
+// Words are runs of letters, marks, digits and connectors in lower case; an apostrophe between letters is dropped. An
+// item of at least `most` words gives all its n-grams of that many words, one of at least `least` words is one n-gram.
+// Hashes of n-grams are found in constant time from prefix sums (Karp and Rabin 1987), looked up behind a bitmap, and
+// each hit is compared word by word, so nothing is found that is not there.
+// Slow twin: tests/reference/decontaminate.py.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "minhash.hpp"
+#include "punkt.hpp"
+#include "text_rules.hpp"
+
+namespace mdata::text {
+
+inline void append_code(std::uint32_t code, std::string& bytes) {
+    const auto tail = [&](int shift) { bytes += static_cast<char>(0x80 | (code >> shift & 0x3F)); };
+    if (code < 0x80) {
+        bytes += static_cast<char>(code);
+    } else if (code < 0x800) {
+        bytes += static_cast<char>(0xC0 | code >> 6), tail(0);
+    } else if (code < 0x10000) {
+        bytes += static_cast<char>(0xE0 | code >> 12), tail(6), tail(0);
+    } else {
+        bytes += static_cast<char>(0xF0 | code >> 18), tail(12), tail(6), tail(0);
+    }
+}
+
+inline constexpr std::uint32_t kCapitalSigma = 0x3A3, kSigma = 0x3C3, kFinalSigma = 0x3C2, kDottedI = 0x130;
+
+// The lower case of a code point by itself; that of the dotted I is two code points.
+inline void append_lower(std::uint32_t code, std::string& bytes) {
+    static const std::vector<std::uint32_t> table = [] {
+        std::vector<std::uint32_t> lower(0x110000);
+        for (std::uint32_t each = 0; each < lower.size(); ++each)
+            lower[each] = static_cast<std::uint32_t>(static_cast<std::int64_t>(each) + punkt::kind_of(each).to_lower);
+        return lower;
+    }();
+    append_code(table[code], bytes);
+    if (code == kDottedI) bytes += "\xCC\x87";
+}
+
+// str.lower of Python 3.11. A capital sigma at the end of a word has a form of its own.
+inline void lower_text(std::string_view text, std::string& lower) {
+    lower.clear();
+    const auto is_final = [&](std::size_t at) {
+        const auto flags_of = [&](std::size_t place) { return punkt::kind_of(code_at(text, place).value).flags; };
+        std::size_t before = at;
+        bool cased = false;
+        while (before) {
+            before = last_code_begin(text.substr(0, before));
+            if (flags_of(before) & punkt::kIgnorable) continue;
+            cased = flags_of(before) & punkt::kCased;
+            break;
+        }
+        if (!cased) return false;
+        for (std::size_t after = at + 2; after < text.size(); after += code_at(text, after).size) {
+            if (flags_of(after) & punkt::kIgnorable) continue;
+            return !(flags_of(after) & punkt::kCased);
+        }
+        return true;
+    };
+    for (std::size_t at = 0; at < text.size();) {
+        const Code code = code_at(text, at);
+        if (code.value < 0x80) lower += static_cast<char>(code.value - 'A' < 26 ? code.value + 32 : code.value);
+        else if (code.value == kCapitalSigma) append_code(is_final(at) ? kFinalSigma : kSigma, lower);
+        else append_lower(code.value, lower);
+        at += code.size;
+    }
+}
+
+// The matches of \w+ in a text in lower case: words, joined by newlines, and where each begins in characters.
+inline void openwebtext_words(std::string_view text, std::string& words, std::vector<std::int64_t>& begins) {
+    std::string lower;
+    lower_text(text, lower);
+    bool inside = false;
+    std::int64_t character = 0;
+    for (std::size_t at = 0; at < lower.size(); ++character) {
+        const Code code = code_at(lower, at);
+        if (classes_of(code.value) & kAlnum) {
+            if (!inside) {
+                if (!begins.empty()) words += '\n';
+                begins.push_back(character);
+            }
+            words.append(lower, at, code.size);
+        }
+        inside = classes_of(code.value) & kAlnum;
+        at += code.size;
+    }
+}
+
+class NgramIndex {
+public:
+    // Contaminated passages of a text, in characters, and the items whose n-grams are there.
+    struct Matches {
+        std::vector<std::pair<std::size_t, std::size_t>> spans;
+        std::vector<std::uint32_t> items;
+    };
+
+    NgramIndex(std::span<const std::string_view> items, std::size_t most, std::size_t least)
+        : powers_(most + 1, 1) {
+        if (!least || least > most || most > 256) throw std::invalid_argument("1 <= least <= most <= 256 words");
+        for (std::size_t n = 1; n <= most; ++n) powers_[n] = powers_[n - 1] * kBase;
+        Words words;
+        for (std::size_t item = 0; item < items.size(); ++item) {
+            read(items[item], words);
+            const std::size_t count = words.size();
+            if (count < least) continue;
+            const auto begin = static_cast<std::uint32_t>(ends_.size() - 1);
+            for (std::size_t word = 0; word < count; ++word) {
+                bytes_ += words.content(word);
+                ends_.push_back(bytes_.size());
+            }
+            const std::size_t n = std::min(count, most);
+            for (std::size_t first = 0; first + n <= count; ++first)
+                grams_.push_back({words.hash(first, n, powers_), begin + static_cast<std::uint32_t>(first),
+                                  static_cast<std::uint32_t>(item), kNone, static_cast<std::uint16_t>(n)});
+            if (std::find(lengths_.begin(), lengths_.end(), n) == lengths_.end()) lengths_.push_back(n);
+        }
+        if (bytes_.size() >= kNone || ends_.size() >= kNone || grams_.size() >= kNone)
+            throw std::overflow_error("test items of more than 4 GiB");
+        std::sort(lengths_.begin(), lengths_.end(), std::greater<>());
+        std::size_t size = 64;
+        while (size < 2 * grams_.size()) size *= 2;
+        slots_.assign(size, kNone), filter_.assign(size, 0);
+        for (std::uint32_t gram = 0; gram < grams_.size(); ++gram) insert(gram);
+    }
+
+    std::size_t ngrams() const { return distinct_; }
+
+    // `words` and `seen` keep their memory from text to text.
+    struct Words {
+        std::string bytes;
+        std::vector<std::size_t> ends{0};
+        std::vector<std::pair<std::size_t, std::size_t>> characters;
+        std::vector<std::uint64_t> sums{0};
+
+        std::size_t size() const { return characters.size(); }
+        std::string_view content(std::size_t word) const {
+            return std::string_view(bytes).substr(ends[word], ends[word + 1] - ends[word]);
+        }
+        std::uint64_t hash(std::size_t first, std::size_t n, const std::vector<std::uint64_t>& powers) const {
+            return mixed(sums[first + n] - sums[first] * powers[n]);
+        }
+    };
+
+    void match(std::string_view text, Words& words, std::vector<std::uint32_t>& stamps, std::uint32_t stamp,
+               Matches& matches) const {
+        matches.spans.clear(), matches.items.clear();
+        if (grams_.empty()) return;
+        read(text, words);
+        stamps.resize(grams_.size());
+        for (const std::size_t n : lengths_)
+            for (std::size_t first = 0; first + n <= words.size(); ++first) {
+                const std::uint32_t gram = find(words, first, n);
+                if (gram == kNone) continue;
+                matches.spans.emplace_back(words.characters[first].first, words.characters[first + n - 1].second);
+                if (stamps[gram] == stamp) continue;
+                stamps[gram] = stamp;
+                for (std::uint32_t each = gram; each != kNone; each = grams_[each].next)
+                    matches.items.push_back(grams_[each].item);
+            }
+        merge(matches.spans);
+        std::sort(matches.items.begin(), matches.items.end());
+        matches.items.erase(std::unique(matches.items.begin(), matches.items.end()), matches.items.end());
+    }
+
+private:
+    static constexpr std::uint64_t kBase = 0x9E3779B97F4A7C15;
+    static constexpr std::uint32_t kNone = 0xFFFFFFFF;
+
+    struct Gram {
+        std::uint64_t hash;
+        std::uint32_t first, item, next;
+        std::uint16_t n;
+    };
+
+    static std::uint64_t mixed(std::uint64_t value) {
+        value ^= value >> 32;
+        value *= 0xD6E8FEB86659FD93;
+        return value ^ value >> 32;
+    }
+
+    // The words of a text and the prefix sums of their hashes.
+    static void read(std::string_view text, Words& words) {
+        check_size(text);
+        words.bytes.clear(), words.ends.assign(1, 0), words.characters.clear(), words.sums.assign(1, 0);
+        const auto& table = class_table();
+        std::size_t character = 0;
+        for (std::size_t at = 0; at < text.size();) {
+            Code code = code_at(text, at);
+            if (!(table[code.value] & kWord)) {
+                at += code.size, ++character;
+                continue;
+            }
+            const std::size_t begin = character;
+            unsigned before = 0;
+            while (true) {
+                const unsigned classes = table[code.value];
+                if (classes & kWord) {
+                    if (code.value < 0x80) {
+                        words.bytes += static_cast<char>(code.value - 'A' < 26 ? code.value + 32 : code.value);
+                    } else if (code.value == kCapitalSigma || code.value == kFinalSigma) {
+                        append_code(kSigma, words.bytes);
+                    } else {
+                        append_lower(code.value, words.bytes);
+                    }
+                    before = classes;
+                } else {
+                    const std::size_t next = at + code.size;
+                    const bool apostrophe = code.value == '\'' || code.value == 0x2019;
+                    const bool inside = apostrophe && (before & kAlpha) && next < text.size() &&
+                                        (table[code_at(text, next).value] & kAlpha);
+                    if (!inside) break;
+                }
+                at += code.size, ++character;
+                if (at == text.size()) break;
+                code = code_at(text, at);
+            }
+            words.characters.emplace_back(begin, character);
+            words.ends.push_back(words.bytes.size());
+            words.sums.push_back(words.sums.back() * kBase + minhash::xxh64(words.content(words.size() - 1)));
+        }
+    }
+
+    std::string_view stored(std::size_t word) const {
+        return std::string_view(bytes_).substr(ends_[word], ends_[word + 1] - ends_[word]);
+    }
+
+    // Chains an n-gram to an equal one, or gives it a slot.
+    void insert(std::uint32_t number) {
+        Gram& gram = grams_[number];
+        for (std::size_t at = gram.hash & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
+            if (slots_[at] == kNone) {
+                slots_[at] = number, ++distinct_;
+                filter_[bit_of(gram.hash) / 8] |= static_cast<std::uint8_t>(1U << bit_of(gram.hash) % 8);
+                return;
+            }
+            Gram& other = grams_[slots_[at]];
+            if (other.hash == gram.hash && other.n == gram.n && equal(other, gram)) {
+                if (other.item == gram.item || (other.next != kNone && grams_[other.next].item == gram.item)) return;
+                gram.next = other.next, other.next = number;
+                return;
+            }
+        }
+    }
+
+    // Of the bitmap: a power of two of bits, chosen by other bits of the hash than slots.
+    std::size_t bit_of(std::uint64_t hash) const { return hash >> 24 & (8 * filter_.size() - 1); }
+
+    bool equal(const Gram& one, const Gram& other) const {
+        for (std::size_t word = 0; word < one.n; ++word)
+            if (stored(one.first + word) != stored(other.first + word)) return false;
+        return true;
+    }
+
+    std::uint32_t find(const Words& words, std::size_t first, std::size_t n) const {
+        const std::uint64_t hash = words.hash(first, n, powers_);
+        if (!(filter_[bit_of(hash) / 8] & 1U << bit_of(hash) % 8)) return kNone;
+        for (std::size_t at = hash & (slots_.size() - 1); slots_[at] != kNone; at = (at + 1) & (slots_.size() - 1)) {
+            const Gram& gram = grams_[slots_[at]];
+            if (gram.hash != hash || gram.n != n) continue;
+            bool same = true;
+            for (std::size_t word = 0; word < n && same; ++word)
+                same = stored(gram.first + word) == words.content(first + word);
+            if (same) return slots_[at];
+        }
+        return kNone;
+    }
+
+    // Sorted, and joined where they touch or overlap.
+    static void merge(std::vector<std::pair<std::size_t, std::size_t>>& spans) {
+        std::sort(spans.begin(), spans.end());
+        std::size_t kept = 0;
+        for (const auto& span : spans) {
+            if (kept && span.first <= spans[kept - 1].second)
+                spans[kept - 1].second = std::max(spans[kept - 1].second, span.second);
+            else spans[kept++] = span;
+        }
+        spans.resize(kept);
+    }
+
+    std::size_t distinct_ = 0;
+    std::vector<std::uint64_t> powers_;
+    std::string bytes_;
+    std::vector<std::size_t> ends_{0};
+    std::vector<Gram> grams_;
+    std::vector<std::size_t> lengths_;
+    std::vector<std::uint32_t> slots_;
+    std::vector<std::uint8_t> filter_;
+};
+
+}  // namespace mdata::text
