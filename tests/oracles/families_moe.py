@@ -34,6 +34,11 @@ LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {  # ranks, mesh
     "dp2": (2, {}),
     "pp2": (2, {"pp": 2}),
     "tp2sp_etp2": (2, {"tp": 2, "sequence_parallel": True}),
+    "ep2": (2, {"ep": 2}),
+    "ep2_allgather": (2, {"ep": 2}),
+    "tp2sp_ep2_etp1": (2, {"tp": 2, "sequence_parallel": True, "ep": 2, "etp": 1}),
+    "tp2sp_ep2_etp2_dp2": (4, {"tp": 2, "sequence_parallel": True, "ep": 2}),
+    "pp2_ep2_dp2": (4, {"pp": 2, "ep": 2}),
 }
 OTHER_BALANCE = ("global_aux_loss",)
 _BALANCE = {"aux_loss": "microbatch", "seq_aux_loss": "sequence", "none": "none", "global_aux_loss": "none"}
@@ -48,7 +53,7 @@ def cases(reference: Any) -> Iterator[tuple[str, Callable[[], str]]]:
         return
     yield "gradients", functools.partial(gradients, reference)
     layouts = {"one rank": {}, **reference.info.get("layouts", {})}
-    for layout in (name for name, told in layouts.items() if not told.get("note") and name in LAYOUTS):
+    for layout in (name for name, told in layouts.items() if not told.get("note")):
         yield layout, functools.partial(steps, reference, layout)
 
 
@@ -78,7 +83,7 @@ def config_of(reference: Any, *, average: str, micro_batch: int, mesh: Mapping[s
         balance_factor=extra.pop("moe_aux_loss_coeff", 0.0),
         z_loss_factor=extra.pop("moe_z_loss_coeff", 0.0),
         capacity_factor=extra.pop("moe_expert_capacity_factor", None),
-        capacity_of="microbatch",
+        capacity_of="microbatch" if "moe_expert_capacity_factor" in told["extra"] else "row",
         drop={"probs": "weight", "position": "position"}[extra.pop("moe_token_drop_policy", "probs")],
         shared_ffn_hidden_size=extra.pop("moe_shared_expert_intermediate_size", None),
         shared_gate=extra.pop("moe_shared_expert_gate", False),

@@ -478,6 +478,8 @@ class MeshSection:
     tp: Positive = 1  # ranks that share each layer
     cp: Positive = 1  # ranks that share each sample: context parallelism, for long sequences
     pp: Positive = 1  # ranks that share the layers: pipeline stages follow each other on them
+    ep: Positive = 1  # ranks of a pipeline stage that share the experts of its layers; each has whole ones
+    etp: Positive | None = None  # ranks that share each expert; not set: derived from tp
     schedule: Literal["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"] = (
         "1f1b"  # order of forward and backward passes in a pipeline; zb: backward in two halves, for a smaller bubble
     )

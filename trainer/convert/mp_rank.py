@@ -307,6 +307,8 @@ def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
         "num_kv_heads": shape.num_kv_heads, "num_heads": shape.num_heads, "ffn_hidden_size": shape.ffn_hidden_size,
     }  # fmt: skip
     sizes |= {name: size for name, size in model.family.cut_by_tp(model.config).items() if ".moe." in name}
+    if model.config.model.moe is not None:
+        sizes["moe.ffn_hidden_size"] = model.config.model.moe.ffn_hidden_size or shape.ffn_hidden_size
     wrong = [f"{name}={size} by tp={tp}" for name, size in sizes.items() if size % tp]
     wrong += [f"num_layers={shape.num_layers} by pp={pp}"] if shape.num_layers % pp else []
     if pp > 1 and megatron_model(model.config).place is not None:

@@ -5,15 +5,16 @@ all of them; nothing waits for the host. An expert's output is multiplied by its
 a token's outputs are added in the order of its slots, which makes the sum the same in every layout. Saved are the
 tokens, not their K copies: backward sorts them again.
 
-Each rank has a part of every expert's hidden features, as in a feed-forward layer.
+A rank has some of the experts, or a part of the hidden features of each, or both; dispatch.py brings it the tokens.
 
-Shapes: N tokens of this rank, A tokens of all tp ranks, E experts, K slots of a token, M = A * K rows sorted by expert,
-D hidden, F features of an expert on this rank.
+Shapes: N tokens of this rank, A tokens that it computes, E experts of this rank, K slots of a token, M rows sorted by
+expert, D hidden, F features of an expert on this rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +22,12 @@ from torch import Tensor, nn
 
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, MainGradients, Parallel, as_input
+from trainer.layers.dispatch import Dispatch
 from trainer.layers.mlp import MLP, activated
 from trainer.layers.recompute import recomputed
 from trainer.layers.router import Router, RouterLosses, Rows, score_logits
 from trainer.layers.shapes import GATED, MLPShape, MoEShape
-from trainer.parallel.collectives import all_gather
-from trainer.parallel.conjugates import copy_to_group, gather_sequence, reduce_from_group, scatter_sequence
+from trainer.parallel.collectives import Group
 
 
 class SortedSlots(NamedTuple):
@@ -34,10 +35,12 @@ class SortedSlots(NamedTuple):
 
     Args:
         token_M: which token each row is of. row_AK: where each slot is. end_E: int32, where each expert's rows end.
-        expert_M: of each row; E for rows that nothing computes. computed_AK: which slots are; None: all.
+        slot_M: of each row. expert_M: of each row; E for rows that nothing computes. computed_AK: which slots are;
+            None: all.
     """
 
     token_M: Tensor
+    slot_M: Tensor
     row_AK: Tensor
     end_E: Tensor
     expert_M: Tensor
@@ -58,17 +61,23 @@ class SortedSlots(NamedTuple):
 
 @torch.no_grad()
 def sort_slots(expert_AK: Tensor, num_experts: int, *, all_computed: bool) -> SortedSlots:
-    """Sort slots by expert, those of an expert by token; slots of expert E come last."""
-    flat_M = expert_AK.flatten()
-    slot_M = flat_M.argsort(stable=True)
-    row_M = torch.empty_like(slot_M).scatter_(0, slot_M, torch.arange(len(slot_M), device=slot_M.device))
-    size_E = torch.zeros(num_experts + 1, dtype=torch.int64, device=flat_M.device)
-    size_E = size_E.scatter_add_(0, flat_M, torch.ones_like(flat_M))[:num_experts]
+    """Sort slots by expert, those of an expert by token; those of expert E, which nothing computes, come last.
+
+    There are rows for as many slots as can be computed: a token has at most one for each expert.
+    """
+    (tokens, top_k), flat = expert_AK.shape, expert_AK.flatten()
+    slot = flat.argsort(stable=True)
+    row = torch.empty_like(slot).scatter_(0, slot, torch.arange(len(slot), device=slot.device))
+    size_E = torch.zeros(num_experts + 1, dtype=torch.int64, device=flat.device)
+    size_E = size_E.scatter_add_(0, flat, torch.ones_like(flat))[:num_experts]
+    most = tokens * min(top_k, num_experts)
+    slot_M = slot[:most]
     return SortedSlots(
-        token_M=slot_M // expert_AK.shape[1],
-        row_AK=row_M.view(expert_AK.shape),
+        token_M=slot_M // top_k,
+        slot_M=slot_M,
+        row_AK=row.clamp(max=most - 1).view(expert_AK.shape),
         end_E=size_E.cumsum(0).to(torch.int32),
-        expert_M=flat_M[slot_M],
+        expert_M=flat[slot_M],
         computed_AK=None if all_computed else expert_AK < num_experts,
     )
 
@@ -79,24 +88,27 @@ class _Reordered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_AK: Tensor, slots: SortedSlots) -> Tensor:
         ctx.slots = slots
-        return torch.empty_like(x_AK).flatten().scatter_(0, slots.row_AK.flatten(), x_AK.flatten())
+        return x_AK.flatten()[slots.slot_M]
 
     @staticmethod
     def backward(ctx: Any, dx_M: Tensor) -> tuple[Tensor, None]:
-        return dx_M[ctx.slots.row_AK], None
+        slots = ctx.slots
+        dx_AK = dx_M[slots.row_AK]
+        return dx_AK if slots.computed_AK is None else torch.where(slots.computed_AK, dx_AK, 0.0), None
 
 
 class Experts(Layer):
     """This rank's part of all experts: D -> F (or 2F) -> D.
 
     Args:
-        shape: of one expert. num_experts: E.
+        shape: of one expert. num_experts: of all ranks.
     """
 
-    def __init__(self, shape: MLPShape, num_experts: int, parallel: Parallel, *, kernels: Kernels) -> None:
+    def __init__(self, shape: MLPShape, num_experts: int, dispatch: Dispatch, *, kernels: Kernels) -> None:
         super().__init__()
-        width, inner = shape.width, shape.inner // parallel.tp.size
-        self.shape, self.num_experts, self.parallel, self.kernels = shape, num_experts, parallel, kernels
+        width, inner = shape.width, shape.inner // dispatch.parts
+        num_experts //= dispatch.expert_ranks
+        self.shape, self.num_experts, self.dispatch, self.kernels = shape, num_experts, dispatch, kernels
         outputs = inner * (2 if shape.activation in GATED else 1)
         self.up = nn.Parameter(torch.empty(num_experts, outputs, width))
         self.down = nn.Parameter(torch.empty(num_experts, width, inner))
@@ -107,11 +119,12 @@ class Experts(Layer):
         self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, *, all_computed: bool, recompute: bool = False
     ) -> Tensor:
         """The weighted sum of each token's experts: [N, D]."""
-        tp, scatters = self.parallel.tp, self.parallel.sequence_parallel
-        if scatters:
-            expert_AK, weight_AK = all_gather(expert_NK, tp), gather_sequence(weight_NK, tp)
-        else:
-            expert_AK, weight_AK = expert_NK, copy_to_group(weight_NK, tp)
+        dispatch = self.dispatch
+        expert_AK, weight_AK = dispatch.gather(expert_NK), dispatch.enter(weight_NK)
+        if dispatch.expert_ranks > 1:
+            own_AK = expert_AK - dispatch.expert_rank * self.num_experts
+            expert_AK = torch.where((own_AK >= 0) & (own_AK < self.num_experts), own_AK, self.num_experts)
+            all_computed = False
         slots = sort_slots(expert_AK, self.num_experts, all_computed=all_computed)
         up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, slots)
         weight_M = slots.gather(weight_AK)
@@ -121,7 +134,7 @@ class Experts(Layer):
                 partial_AD = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, slots)
         else:
             partial_AD = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, slots)
-        return scatter_sequence(partial_AD, tp) if scatters else reduce_from_group(partial_AD, tp)
+        return dispatch.leave(partial_AD)
 
     def activated(self, up_MF: Tensor) -> Tensor:
         """[M, F] of the first product's [M, F] or [M, 2F]."""
@@ -161,7 +174,7 @@ class _Up(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x_ND, weight_EFD)
         ctx.layer, ctx.slots, ctx.bias = layer, slots, bias_EF is not None
-        x_MD = layer.parallel.gather(x_ND)[slots.token_M]
+        x_MD = layer.dispatch.gather(x_ND)[slots.token_M]
         y_MF: Tensor = layer.kernels.grouped_product(x_MD, weight_EFD, slots.end_E)
         return y_MF if bias_EF is None else _add_bias(y_MF, bias_EF, slots)
 
@@ -169,13 +182,13 @@ class _Up(torch.autograd.Function):
     def backward(ctx: Any, dy_MF: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, weight_EFD = ctx.saved_tensors
         layer, slots = ctx.layer, ctx.slots
-        gathered = layer.parallel.start_gather(x_ND)
+        gathered = layer.dispatch.start_gather(x_ND)
         dx_MD = layer.kernels.grouped_product(dy_MF, weight_EFD.transpose(1, 2), slots.end_E)
-        pending = layer.parallel.start_reduce(slots.combine(dx_MD))
         x_AD = gathered.wait()
+        dx_ND = layer.dispatch.reduce(slots.combine(dx_MD))
         dweight = _weight_gradient(layer, "up", dy_MF, lambda: x_AD[slots.token_M], slots)
         dbias = _bias_gradient(layer, "up_bias", dy_MF, None, slots) if ctx.bias else None
-        return pending.wait(), dweight, dbias, None, None
+        return dx_ND, dweight, dbias, None, None
 
 
 class _Down(torch.autograd.Function):
@@ -194,7 +207,7 @@ class _Down(torch.autograd.Function):
         ctx.save_for_backward(z_MF, weight_M, weight_EDF, bias_ED)
         ctx.layer, ctx.slots = layer, slots
         # The bias is added once, by the first of the ranks whose results are summed.
-        ctx.adds_bias = bias_ED is not None and layer.parallel.tp.rank == 0
+        ctx.adds_bias = bias_ED is not None and layer.dispatch.part == 0
         y_MD: Tensor = layer.kernels.grouped_product(z_MF, weight_EDF, slots.end_E)
         if bias_ED is not None and ctx.adds_bias:
             y_MD = y_MD + _weighted(_bias_rows(bias_ED, slots), weight_M)
@@ -283,13 +296,21 @@ class MoE(nn.Module):
     """Experts chosen by a router, and an expert that computes every token, if there is one.
 
     Args:
-        expert: an expert's shape.
+        expert: an expert's shape. groups: "etp", "ep" and "experts", if experts are divided over more ranks than tp.
     """
 
-    def __init__(self, shape: MoEShape, expert: MLPShape, parallel: Parallel, *, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        shape: MoEShape,
+        expert: MLPShape,
+        parallel: Parallel,
+        *,
+        kernels: Kernels,
+        groups: Mapping[str, Group] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         self.router = Router(shape, expert.width, parallel, bias=expert.bias)
-        self.experts = Experts(expert, shape.num_experts, parallel, kernels=kernels)
+        self.experts = Experts(expert, shape.num_experts, Dispatch(parallel, groups), kernels=kernels)
         self.shared = self.shared_gate = None
         if shape.shared_ffn_hidden_size:
             self.shared = MLP(shared_shape(shape, expert), parallel, kernels=kernels)

@@ -243,6 +243,8 @@ _TABLE = """
 --account-for-loss-in-pipeline-split | switch | | mesh.layers_per_stage | counts as a layer
 --pipeline-model-parallel-layout | text | | mesh.layers_per_stage | transformer layers in every stage; no m
 --context-parallel-size | int | 1 | mesh.cp |
+--expert-model-parallel-size | int | 1 | mesh.ep | with --num-experts
+--expert-tensor-parallel-size | int | | mesh.etp | with --num-experts
 """
 
 

@@ -339,10 +339,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --moe-routing-trace-capture-hidden-states --moe-routing-trace-dump-weights""",
     ),
     (
-        "experts are not divided over ranks yet; leave it out",
-        "--expert-model-parallel-size=1",
-    ),
-    (
         "this form of fp8 or fp4 is not supported; precision.fp8 is the nearest",
         """--no-fp8-wgrad --kitchen-config-file= --kitchen-recipe-number= --fp4-format= --fp4-recipe=nvfp4
         --fp4-param-gather --fp8-quantizer-factory= --disable-fp8-wgrad --fp4-quantizer-factory=
@@ -406,10 +402,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (
         "SIGTERM and Ctrl-C end a run with a checkpoint here; send one of them",
         "--exit-signal=SIGTERM",
-    ),
-    (
-        "experts are divided over the tensor-parallel ranks; leave it out",
-        "--expert-tensor-parallel-size=",
     ),
     (
         "residuals have the dtype of the model here; leave it out",

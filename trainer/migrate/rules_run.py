@@ -240,6 +240,10 @@ def _mesh(a: Given) -> Iterator[Setting | Refusal]:
     yield Setting("mesh.sequence_parallel", both, ("--sequence-parallel",))
     yield Setting("mesh.pp", a["--pipeline-model-parallel-size"], ("--pipeline-model-parallel-size",), 1)
     yield Setting("mesh.cp", a["--context-parallel-size"], ("--context-parallel-size",), 1)
+    if a["--num-experts"]:
+        yield Setting("mesh.ep", a["--expert-model-parallel-size"], ("--expert-model-parallel-size",), 1)
+        if a["--expert-tensor-parallel-size"]:
+            yield Setting("mesh.etp", a["--expert-tensor-parallel-size"], ("--expert-tensor-parallel-size",))
     yield from _stages(a)
 
 

@@ -192,7 +192,7 @@ class GradientReducer:
     @torch.no_grad()
     def sum_copies(self) -> None:
         """Sum partial gradients of copies: kept gradients become those of the loss's sum, at least in the held runs."""
-        for axis in ("tp", "kv", "ends"):
+        for axis in ("tp", "kv", "etp", "ends"):
             partial = [segment for _, segment in self._held.segments() if axis in segment.rules.partial]
             if partial and self.groups[axis].size > 1:
                 _sum_together([self.buffers.gradients.view(s.start, s.stop) for s in partial], self.groups[axis])

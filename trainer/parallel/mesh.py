@@ -6,8 +6,10 @@ tuple of factors (size, stride) of the rank's number; besides these four there a
 
     kv     the fastest part of tp: ranks with copies of one key-value head, where there are fewer heads than tp ranks
     data   cp x dp: gradients are summed over it, and the optimizer's state is divided over it
-    ep     the fastest part of data: expert parallelism; edp is the rest of data
     stage  all ranks of one pipeline stage: tp x cp x dp
+    etp    the fastest part of stage: ranks that share each expert, by default those of tp
+    ep     the next part of it: ranks that have different experts; edp is the rest
+    experts  etp x ep: ranks that have all experts together
     ends   the first and the last pipeline stage, which share a tied embedding; other stages are not on it
     world  all ranks
 
@@ -22,8 +24,8 @@ from typing import NamedTuple
 from mdata import UsageError
 from trainer.config.sections import RunConfig
 
-AXES = ("tp", "kv", "cp", "dp", "pp", "data", "ep", "edp", "stage", "ends", "world")
-IN_PASSES = ("tp", "cp")  # along which a pass of a microbatch through a stage communicates
+AXES = ("tp", "kv", "cp", "dp", "pp", "data", "etp", "ep", "experts", "edp", "stage", "ends", "world")
+IN_PASSES = ("tp", "cp", "ep", "experts")  # along which a pass of a microbatch through a stage communicates
 
 
 class Coordinates(NamedTuple):
@@ -48,9 +50,10 @@ class Mesh:
 
     Args:
         kv: ranks with copies of one key-value head. ring: the last pipeline rank has a link to the first.
+        etp: ranks that share each expert; 0: those of tp.
 
     Raises:
-        UsageError: tp x cp x pp does not divide the number of ranks, or ep does not divide cp x dp.
+        UsageError: tp x cp x pp does not divide the number of ranks, or etp x ep those of a stage.
     """
 
     world_size: int
@@ -59,6 +62,7 @@ class Mesh:
     cp: int = 1
     pp: int = 1
     ep: int = 1
+    etp: int = 0
     kv: int = 1
     ring: bool = False
 
@@ -73,11 +77,19 @@ class Mesh:
             )
         if self.tp % self.kv:
             raise UsageError(f"tp={self.tp} cannot be divided into kv={self.kv}", expected="a divisor of tp")
-        if self.size("data") % self.ep:
+        if self.tp % self.expert_tp:
+            raise UsageError(f"tp={self.tp} cannot be divided into etp={self.etp}", expected="a divisor of tp")
+        if self.size("stage") % (self.expert_tp * self.ep):
             raise UsageError(
-                f"{self.size('data')} data-parallel ranks (cp x dp) cannot be divided into ep={self.ep}",
-                expected="a divisor of cp x dp",
+                f"the {self.size('stage')} ranks of a stage (tp x cp x dp) cannot be divided into etp={self.expert_tp} "
+                f"x ep={self.ep}",
+                expected="a product that divides them",
             )
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share each expert."""
+        return self.etp or self.tp
 
     @property
     def dp(self) -> int:
@@ -88,6 +100,7 @@ class Mesh:
         """The factors of an axis, the fastest first."""
         cp, dp = AxisFactor(self.cp, self.tp), AxisFactor(self.dp, self.tp * self.cp)
         stage = self.tp * self.cp * self.dp  # ranks of one pipeline stage
+        experts = self.expert_tp * self.ep
         of_axis = {
             "tp": (AxisFactor(self.tp, 1),),
             "kv": (AxisFactor(self.kv, 1),),
@@ -95,8 +108,10 @@ class Mesh:
             "dp": (dp,),
             "pp": (AxisFactor(self.pp, stage),),
             "data": (cp, dp),
-            "ep": (AxisFactor(self.ep, self.tp),),
-            "edp": (AxisFactor(self.cp * self.dp // self.ep, self.tp * self.ep),),
+            "etp": (AxisFactor(self.expert_tp, 1),),
+            "ep": (AxisFactor(self.ep, self.expert_tp),),
+            "experts": (AxisFactor(experts, 1),),
+            "edp": (AxisFactor(stage // experts, experts),),
             "stage": (AxisFactor(stage, 1),),
             "ends": (AxisFactor(min(self.pp, 2), stage * max(1, self.pp - 1)),),
             "world": (AxisFactor(self.world_size, 1),),
@@ -161,4 +176,5 @@ def mesh_of(config: RunConfig, world_size: int) -> Mesh:
     """The mesh of a configuration."""
     mesh, kv_heads = config.mesh, config.model.num_kv_heads or config.model.num_heads
     kv = mesh.tp // kv_heads if kv_heads < mesh.tp and mesh.tp % kv_heads == 0 else 1
-    return Mesh(world_size, mesh.tp, cp=mesh.cp, pp=mesh.pp, kv=kv, ring=mesh.schedule == "interleaved")
+    ring = mesh.schedule == "interleaved"
+    return Mesh(world_size, mesh.tp, cp=mesh.cp, pp=mesh.pp, ep=mesh.ep, etp=mesh.etp or 0, kv=kv, ring=ring)

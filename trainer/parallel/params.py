@@ -25,6 +25,7 @@ class Place:
         stage, num_stages: of the pipeline, whose ranks may have several stages each.
         layers_per_stage: blocks of each stage; empty: as equal as possible.
         ends_apart: whether the first and the last stage are on different ranks.
+        ep_rank, ep_size: of the ranks that have different experts. etp_size: ranks that share each; 0: those of tp.
         sequence_parallel: whether parameters that all tp ranks hold see only part of the tokens on each.
     """
 
@@ -35,6 +36,15 @@ class Place:
     layers_per_stage: tuple[int, ...] = ()
     ends_apart: bool = True
     sequence_parallel: bool = False
+    ep_rank: int = 0
+    ep_size: int = 1
+    etp_size: int = 0
+
+    @property
+    def expert_tp(self) -> tuple[int, int]:
+        """(rank, size) among the ranks that share each expert."""
+        size = self.etp_size or self.tp_size
+        return self.tp_rank % size, size
 
     @property
     def is_first(self) -> bool:

@@ -190,6 +190,7 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     if kv_heads % tp and tp % kv_heads and config.model.num_kv_heads:
         yield f"model.num_kv_heads={kv_heads} is neither a multiple nor a divisor of mesh.tp={tp}; {remedy}"
     yield from _context_problems(config.mesh, config.train.sequence_length)
+    yield from _expert_problems(config, world_size)
     sizes = {"tp": tp, "cp": cp, "pp": config.mesh.pp}
     model = math.prod(sizes.values())
     if world_size % model:
@@ -207,6 +208,39 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             f"choose a multiple, such as {round_up(train.global_batch, part)}"
         )
     yield from _ramp_problems(config.train, part)
+
+
+def _expert_problems(config: RunConfig, world_size: int) -> Iterator[str]:
+    """Ranks that share experts."""
+    mesh, moe = config.mesh, config.model.moe
+    ep, etp = mesh.ep, mesh.etp or mesh.tp
+    if moe is None:
+        for key, value in (("ep", ep if ep > 1 else None), ("etp", mesh.etp)):
+            if value is not None:
+                yield f"mesh.{key}={value} divides experts, but the model has none; leave it out, or add [model.moe]"
+        return
+    inner = moe.ffn_hidden_size or config.model.ffn_hidden_size
+    if moe.num_experts % ep:
+        yield (
+            f"model.moe.num_experts={moe.num_experts} is not a multiple of mesh.ep={ep}; choose mesh.ep from "
+            f"{listed(common_divisors(moe.num_experts))}"
+        )
+    name = f"mesh.etp={etp}" if mesh.etp else f"mesh.etp={etp}, which is that of mesh.tp"
+    if mesh.tp % etp:
+        yield f"mesh.etp={etp} does not divide mesh.tp={mesh.tp}; choose from {listed(common_divisors(mesh.tp))}"
+    elif inner is not None and inner % etp:
+        yield f"the hidden size of an expert, {inner}, is not a multiple of {name}; choose a smaller mesh.etp"
+    if etp < mesh.tp and not mesh.sequence_parallel:
+        yield (
+            f"mesh.etp={etp} is below mesh.tp={mesh.tp}, whose ranks all have the same tokens; set "
+            "mesh.sequence_parallel=true, or leave mesh.etp out"
+        )
+    stage = world_size // mesh.pp
+    if stage % (etp * ep):
+        yield (
+            f"{stage} ranks of a pipeline stage cannot be divided into mesh.ep={ep} x mesh.etp={etp}; choose a product "
+            f"that divides {stage}"
+        )
 
 
 def _context_problems(mesh: MeshSection, sequence_length: int) -> Iterator[str]:

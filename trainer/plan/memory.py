@@ -17,7 +17,7 @@ from trainer.kernels.updates import state_names
 from trainer.models.arithmetic import common_divisors
 from trainer.models.family import family_of
 from trainer.parallel.buckets import cut_buckets
-from trainer.parallel.params import ParamSpec, Place
+from trainer.parallel.params import ParamSpec
 from trainer.pipeline.actions import peak_live, stages_of
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
@@ -112,7 +112,7 @@ def alike(plan: Plan) -> list[int]:
 
 def tables(config: RunConfig, plan: Plan) -> tuple[tuple[ParamSpec, ...], ...]:
     """The parameters of each pipeline rank."""
-    like, family = Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel), family_of(config)
+    like, family = plan.place(sequence_parallel=config.mesh.sequence_parallel), family_of(config)
     return tuple(rank_parameters(family, plan.shape, places=plan.pipeline.places(r, like)) for r in range(plan.pp))
 
 
@@ -121,10 +121,10 @@ def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> 
     weight, gradient = element_bytes(config.precision)
     main, total = max(weight, 4), 0
     same_tensor = weight == main  # parameters that are not rounded are the main weights
-    sharding, data = config.optimizer.sharding, plan.cp * plan.dp
+    sharding, ranks = config.optimizer.sharding, {"data": plan.cp * plan.dp, "edp": plan.edp}
     for spec in table:
         states = len(state_names(config.optimizer.name, matrix=spec.matrix)) - same_tensor
-        share = -(-spec.numel // data)
+        share = -(-spec.numel // ranks[spec.shard])
         total += weight * (share if sharding == "parameters" else spec.numel)
         total += gradient * (share if sharding in ("gradients", "parameters") else spec.numel)
         total += states * main * (spec.numel if sharding == "none" else share)
@@ -142,7 +142,7 @@ def working_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) 
 
 def model_buffer_bytes(config: RunConfig, plan: Plan, rank: int) -> int:
     """Bytes of state that is no parameter, of a pipeline rank: fp32, whole on each rank."""
-    places = plan.pipeline.places(rank, Place(tp_size=plan.tp))
+    places = plan.pipeline.places(rank, plan.place())
     return 4 * sum(spec.numel for spec in rank_buffers(family_of(config), plan.shape, places=places))
 
 
@@ -191,7 +191,7 @@ def activation_bytes(config: RunConfig, plan: Plan) -> int:
 def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]:
     """The same for each pipeline rank."""
     family = family_of(config)
-    like = Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel)
+    like = plan.place(sequence_parallel=config.mesh.sequence_parallel)
     of_stage = {
         place.stage: family.activation_bytes(
             plan.shape,

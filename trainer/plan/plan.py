@@ -31,6 +31,7 @@ class Plan:
 
     Args:
         world_size, tp, cp, pp, dp: ranks, and their layout. pipeline: the stages.
+        ep, etp: ranks that share the experts, and each expert.
         sequence_length: tokens of a sample; tokens_per_step: of a global batch.
         num_microbatches: forward passes of a rank in one step.
         steps, num_samples: of the whole run.
@@ -51,6 +52,8 @@ class Plan:
     cp: int
     pp: int
     dp: int
+    ep: int
+    etp: int
     pipeline: PipelineLayout
     sequence_length: int
     global_batch: int
@@ -69,6 +72,22 @@ class Plan:
     document_lengths: tuple[int, ...]
     steps: int
     schedule: ScheduleLengths
+
+    def place(self, *, tp_rank: int = 0, ep_rank: int = 0, sequence_parallel: bool = False) -> Place:
+        """A rank's position on the axes that decide which parameters it holds, but the pipeline."""
+        return Place(
+            tp_rank=tp_rank,
+            tp_size=self.tp,
+            ep_rank=ep_rank,
+            ep_size=self.ep,
+            etp_size=self.etp,
+            sequence_parallel=sequence_parallel,
+        )
+
+    @property
+    def edp(self) -> int:
+        """Ranks with copies of an expert."""
+        return self.tp * self.cp * self.dp // (self.etp * self.ep)
 
     @property
     def head_dim(self) -> int:
@@ -115,7 +134,9 @@ def make_plan(
     document_lengths = (facts and facts.document_lengths) or (train.sequence_length,)
     dp = world_size // (tp * cp * pp)
     pipeline = pipeline_layout(config, shape, document_lengths=document_lengths)
-    held = [rank_parameters(family, shape, places=pipeline.places(rank, Place(tp_size=tp))) for rank in range(pp)]
+    ep, etp = config.mesh.ep, config.mesh.etp or tp
+    like = Place(tp_size=tp, ep_size=ep, etp_size=etp)
+    held = [rank_parameters(family, shape, places=pipeline.places(rank, like)) for rank in range(pp)]
     counts = tuple(sum(spec.numel for spec in specs) for specs in held)
     return Plan(
         world_size=world_size,
@@ -123,6 +144,8 @@ def make_plan(
         cp=cp,
         pp=pp,
         dp=dp,
+        ep=ep,
+        etp=etp,
         pipeline=pipeline,
         sequence_length=train.sequence_length,
         global_batch=train.global_batch,

@@ -106,7 +106,7 @@ def _of_ranks(config: RunConfig, plan: Plan, rates: _Rates) -> list[list[StepTim
 
 
 def _place(mesh: MeshSection, plan: Plan) -> Place:
-    return Place(tp_size=plan.tp, sequence_parallel=mesh.sequence_parallel)
+    return plan.place(sequence_parallel=mesh.sequence_parallel)
 
 
 def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> StepTime:

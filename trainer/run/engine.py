@@ -86,7 +86,7 @@ class Engine:
         self.config, self.plan, self.world, self.loss_average = config, plan, world, config.train.loss_average
         self.tp, self.cp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "cp", "dp", "world"))
         tp, sequence_parallel = self.tp, config.mesh.sequence_parallel
-        like = Place(tp_rank=tp.rank, tp_size=tp.size, sequence_parallel=sequence_parallel)
+        like = plan.place(tp_rank=tp.rank, ep_rank=world.groups["ep"].rank, sequence_parallel=sequence_parallel)
         family, places = family_of(config), plan.pipeline.places(world.groups["pp"].rank, like)
         self.layout = make_layout(
             rank_parameters(family, plan.shape, places=places),

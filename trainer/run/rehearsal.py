@@ -25,8 +25,8 @@ from trainer.optim.layout import make_layout
 from trainer.optim.muon import parts_of
 from trainer.optim.ownership import owned_by
 from trainer.parallel.matching import Entry, Group, Matched, match
-from trainer.parallel.mesh import AXES, Coordinates, Mesh, mesh_of
-from trainer.parallel.params import ParamSpec, Place
+from trainer.parallel.mesh import AXES, Mesh, mesh_of
+from trainer.parallel.params import ParamSpec
 from trainer.parallel.recorded import Event, Record, recorded_world
 from trainer.pipeline.actions import Action, Schedule
 from trainer.plan.plan import Plan
@@ -78,7 +78,7 @@ def rehearse(config: RunConfig, plan: Plan) -> Rehearsal:
     of_rank, schedule = [], plan.pipeline.lowered(plan.num_microbatches)
     keys = _keys(plan, mesh, tables)
     for rank in range(plan.world_size):
-        key = keys[mesh.index("pp", rank), mesh.index("data", rank)]
+        key = keys[_place(mesh, rank)]
         if key not in programs:
             programs[key] = run_rank(config, plan, rank=rank, schedule=schedule)
         of_rank.append(programs[key])
@@ -91,7 +91,8 @@ def rehearse(config: RunConfig, plan: Plan) -> Rehearsal:
         num_runs=len(programs),
         matched=matched,
         parameters=tuple(
-            max(sum(spec.numel for spec in tables[pp, tp]) for tp in range(plan.tp)) for pp in range(plan.pp)
+            max(sum(spec.numel for spec in table) for place, table in tables.items() if place[0] == pp)
+            for pp in range(plan.pp)
         ),
         kept_bytes=tuple(by_stage[pp] for pp in range(plan.pp)),
     )
@@ -129,7 +130,10 @@ def shortened(schedule: Schedule) -> tuple[Schedule, tuple[int, ...]]:
     return dataclasses.replace(schedule, num_microbatches=len(numbers), actions=tuple(lists)), numbers
 
 
-def count_parameters(plan: Plan, tables: dict[tuple[int, int], tuple[ParamSpec, ...]]) -> int:
+Tables = dict[tuple[int, int, int], tuple[ParamSpec, ...]]
+
+
+def count_parameters(plan: Plan, tables: Tables) -> int:
     """Elements of the model, after checking that the pieces of all ranks, copies once, fill each tensor exactly."""
     boxes: dict[str, dict[tuple[Any, Any], int]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -146,38 +150,39 @@ def count_parameters(plan: Plan, tables: dict[tuple[int, int], tuple[ParamSpec, 
     return total
 
 
-def _tables(config: RunConfig, plan: Plan) -> dict[tuple[int, int], tuple[ParamSpec, ...]]:
-    """(pipeline rank, tp rank) -> its parameters."""
+def _tables(config: RunConfig, plan: Plan) -> Tables:
+    """(pipeline rank, tp rank, ep rank) -> its parameters."""
     sequence, family = config.mesh.sequence_parallel, family_of(config)
     return {
-        (pp, tp): rank_parameters(
+        (pp, tp, ep): rank_parameters(
             family,
             plan.shape,
-            places=plan.pipeline.places(pp, Place(tp_rank=tp, tp_size=plan.tp, sequence_parallel=sequence)),
+            places=plan.pipeline.places(pp, plan.place(tp_rank=tp, ep_rank=ep, sequence_parallel=sequence)),
         )
-        for pp, tp in itertools.product(range(plan.pp), range(plan.tp))
+        for pp, tp, ep in itertools.product(range(plan.pp), range(plan.tp), range(plan.ep))
     }
 
 
-def _keys(
-    plan: Plan, mesh: Mesh, tables: dict[tuple[int, int], tuple[ParamSpec, ...]]
-) -> dict[tuple[int, int], Hashable]:
-    """(pipeline rank, position on data) -> a key that is equal for ranks that do the same.
+def _place(mesh: Mesh, rank: int) -> tuple[int, int, int]:
+    return mesh.index("pp", rank), mesh.index("data", rank), mesh.index("edp", rank)
 
-    The tp ranks of a stage hold tensors of equal shapes. Ranks along data own different runs of the buffers, and their
-    sums over other axes depend on the parameters in these runs.
+
+def _keys(plan: Plan, mesh: Mesh, tables: Tables) -> dict[tuple[int, int, int], Hashable]:
+    """(pipeline rank, position on data, position on edp) -> a key that is equal for ranks that do the same.
+
+    The tp and ep ranks of a stage hold tensors of equal shapes. Ranks along data, and along edp, own different runs of
+    the buffers, and their sums over other axes depend on the parameters in these runs.
     """
-    keys: dict[tuple[int, int], Hashable] = {}
+    keys: dict[tuple[int, int, int], Hashable] = {}
     sizes = {axis: mesh.size(axis) for axis in ("data", "edp")}
-    for pp in range(plan.pp):
-        layout = make_layout(tables[pp, 0], sizes)
-        for data in range(sizes["data"]):
-            owned = owned_by(layout, {"data": data, "edp": data % sizes["edp"]})
-            sums = [
-                sum(s.stop - s.start for _, s in owned.segments() if axis in s.rules.partial)
-                for axis in ("tp", "kv", "ends")
-            ]
-            keys[pp, data] = (pp, *sums)
+    layouts = [make_layout(tables[pp, 0, 0], sizes) for pp in range(plan.pp)]
+    for pp, data, edp in dict.fromkeys(_place(mesh, rank) for rank in range(mesh.world_size)):
+        owned = owned_by(layouts[pp], {"data": data, "edp": edp})
+        sums = [
+            sum(s.stop - s.start for _, s in owned.segments() if axis in s.rules.partial)
+            for axis in ("tp", "kv", "etp", "ends")
+        ]
+        keys[pp, data, edp] = (pp, *sums)
     return keys
 
 
@@ -266,11 +271,12 @@ def _answers(config: RunConfig, plan: Plan, mesh: Mesh, rank: int) -> list[Any]:
     """The parts of matrices that every rank of a pipeline stage reports."""
     sizes, pp = {axis: mesh.size(axis) for axis in ("data", "edp")}, mesh.index("pp", rank)
     tables = _tables(config, plan)
-    layouts = [make_layout(tables[pp, tp], sizes) for tp in range(plan.tp)]
+    layouts = {place[1:]: make_layout(table, sizes) for place, table in tables.items() if place[0] == pp}
     parts = []
     for other in mesh.ranks_of("stage", rank):
-        place: Coordinates = mesh.coordinates(other)
-        owned = owned_by(layouts[place.tp], {axis: mesh.index(axis, other) for axis in sizes}).only(matrix=True)
+        owned = owned_by(
+            layouts[mesh.index("tp", other), mesh.index("ep", other)], {axis: mesh.index(axis, other) for axis in sizes}
+        ).only(matrix=True)
         index = {axis: mesh.index(axis, other) for axis in AXES if mesh.has(axis, other)}
         parts.append(parts_of(owned, index.__getitem__))
     return parts

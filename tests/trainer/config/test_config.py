@@ -118,7 +118,10 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
         (changed("modle"), "there is no section [modle]; did you mean model?"),
         (changed("train", stepps=3), "there is no key train.stepps; did you mean steps?"),
         (changed("train", lr=3), "there is no key train.lr; did you mean optimizer.lr?"),
-        (changed("mesh", xx=2), "there is no key mesh.xx; expected one of tp, cp, pp, schedule, virtual_pipeline"),
+        (
+            changed("mesh", xx=2),
+            "there is no key mesh.xx; expected one of tp, cp, pp, ep, etp, schedule, virtual_pipeline",
+        ),
         (
             changed("train", steps="ten"),
             "train.steps is 'ten'; expected integer >= 1",

@@ -285,6 +285,8 @@ EXAMPLES = f"""
 --account-for-loss-in-pipeline-split | {PIPELINE} --num-layers 7 | | [2, 2, 2, 1]
 --pipeline-model-parallel-layout | {PIPELINE} --num-layers 7 | Et|tt|tt|ttL | [1, 2, 2, 2]
 --context-parallel-size | | 2 | 2
+--expert-model-parallel-size | {EXPERTS} | 2 | 2
+--expert-tensor-parallel-size | {EXPERTS} --tensor-model-parallel-size 2 --sequence-parallel | 1 | 1
 """
 ROWS = {name: row for line in EXAMPLES.strip().splitlines() for name, *row in [[c.strip() for c in line.split(" |")]]}
 MAPPED = [name for name, flag in TABLE.items() if flag.use == "mapped"]

@@ -16,12 +16,16 @@ from tests.trainer.engines import (
     logical,
     microbatches,
     reduced,
+    save_engine,
     small_config,
     with_documents,
 )
+from trainer.checkpoint.format import RunState
+from trainer.config.parse import dump_config
 from trainer.config.sections import MeshSection, MoESection, OptimizerSection, RecomputeSection
 from trainer.kernels.table import PLAIN
 from trainer.layers.base import Parallel
+from trainer.layers.dispatch import Dispatch
 from trainer.layers.experts import Experts
 from trainer.layers.router import Router, Rows
 from trainer.layers.shapes import MLPShape, MoEShape
@@ -29,6 +33,9 @@ from trainer.models.family import family_of
 from trainer.models.gpt.cost import active_parameters
 from trainer.models.gpt.params import num_parameters
 from trainer.parallel.collectives import Group
+from trainer.plan.check import check
+from trainer.plan.plan import make_plan
+from trainer.run.rehearsal import rehearse
 
 SOAK = pytest.mark.soak
 # Experts, groups, a shared one with a gate, two kinds of losses, a bias: one layer of four has an MLP.
@@ -39,8 +46,11 @@ MOE = MoESection(
 )  # fmt: skip
 SIMPLE = MoESection(num_experts=4, top_k=3, ffn_hidden_size=16, balance="microbatch", balance_factor=0.5)
 LAYOUTS = [
-    (4, {"tp": 2, "pp": 2, "sequence_parallel": True, "schedule": "zb_h1"}, {}),
-    (4, {"tp": 2, "cp": 2, "sequence_parallel": True}, {"sharding": "parameters", "recompute": "full"}),
+    (4, {"ep": 2, "tp": 2, "sequence_parallel": True}, {"sharding": "parameters", "recompute": "full"}),
+    pytest.param(4, {"tp": 2, "pp": 2, "sequence_parallel": True, "schedule": "zb_h1"}, {}, marks=SOAK),
+    pytest.param(
+        4, {"tp": 2, "cp": 2, "sequence_parallel": True}, {"sharding": "parameters", "recompute": "full"}, marks=SOAK
+    ),
     pytest.param(2, {}, {"sharding": "gradients"}, marks=SOAK),
     pytest.param(2, {"tp": 2}, {"recompute": "selective"}, marks=SOAK),
     pytest.param(2, {"tp": 2, "sequence_parallel": True}, {"sharding": "none"}, marks=SOAK),
@@ -50,6 +60,16 @@ LAYOUTS = [
     pytest.param(2, {"pp": 2, "schedule": "interleaved"}, {}, marks=SOAK),
     pytest.param(4, {"tp": 2}, {"documents": True, "sharding": "parameters"}, marks=SOAK),
     pytest.param(8, {"tp": 2, "cp": 2, "pp": 2, "sequence_parallel": True}, {}, marks=SOAK),
+    pytest.param(4, {"ep": 2, "pp": 2, "schedule": "zb_h1"}, {"sharding": "parameters"}, marks=SOAK),
+    pytest.param(2, {"ep": 2}, {}, marks=SOAK),
+    pytest.param(4, {"ep": 2}, {"sharding": "gradients", "recompute": "full"}, marks=SOAK),
+    pytest.param(2, {"ep": 2}, {"recompute": "selective"}, marks=SOAK),
+    pytest.param(4, {"ep": 2, "tp": 2}, {"documents": True}, marks=SOAK),
+    pytest.param(4, {"ep": 2, "cp": 2}, {"documents": True}, marks=SOAK),
+    pytest.param(2, {"ep": 2, "etp": 1, "tp": 2, "sequence_parallel": True}, {}, marks=SOAK),
+    pytest.param(4, {"ep": 2, "etp": 1, "tp": 2, "sequence_parallel": True}, {"sharding": "gradients"}, marks=SOAK),
+    pytest.param(8, {"ep": 2, "tp": 2, "pp": 2, "sequence_parallel": True}, {"recompute": "full"}, marks=SOAK),
+    pytest.param(8, {"ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True}, {"sharding": "none"}, marks=SOAK),
 ]
 
 
@@ -125,7 +145,16 @@ def test_layouts_compute_what_one_rank_does(ranks, mesh, options, alone):
 
 @SOAK
 @pytest.mark.parametrize(
-    "ranks, mesh", [(2, {"tp": 2, "sequence_parallel": True}), (2, {"tp": 2}), (2, {"cp": 2}), (2, {"pp": 2})]
+    "ranks, mesh",
+    [
+        (2, {"tp": 2, "sequence_parallel": True}),
+        (2, {"tp": 2}),
+        (2, {"cp": 2}),
+        (2, {"pp": 2}),
+        (4, {"ep": 4}),
+        (4, {"tp": 2, "ep": 2}),
+        (4, {"tp": 2, "ep": 2, "etp": 1, "sequence_parallel": True}),
+    ],
 )
 def test_experts_with_biases_and_balance_of_microbatches(ranks, mesh, alone):
     _check_same(_whole(_config(SIMPLE, shape="gpt2", **mesh), ranks), alone(SIMPLE, shape="gpt2"))
@@ -149,7 +178,7 @@ def _without_loss(context, config):
 
 
 def _experts(activation="swiglu", bias=True):
-    alone = Parallel(Group.single("tp"), sequence_parallel=False)
+    alone = Dispatch(Parallel(Group.single("tp"), sequence_parallel=False), {})
     layer = Experts(MLPShape(width=4, inner=6, activation=activation, bias=bias), 3, alone, kernels=PLAIN).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -249,3 +278,82 @@ def test_of_experts_those_of_a_token_count_as_active():
     shape = family_of(config).shape(config, 256)
     idle = 3 * (6 - 2) * 3 * 16 * shape.hidden_size  # three layers of six experts, two of them for a token
     assert num_parameters(shape) - active_parameters(shape) == idle
+
+
+def _saved(context, config, root):
+    """A checkpoint after two steps, and the state that this rank holds."""
+    engine = layouts(context, config)
+    for step in range(2):
+        engine.step(microbatches(engine, step), 1e-2).read()
+    run = RunState(step=2, consumed_samples=8, data_id="", data={}, optimizer_steps=2, config=dump_config(config))
+    return save_engine(engine, root, run=run), _state(engine)
+
+
+def _loaded(context, config, folder):
+    engine = layouts(context, config)
+    engine.load(str(folder))
+    return _state(engine)
+
+
+def _state(engine):
+    optimizer = engine.optimizer
+    optimizer.gathers.release()
+    return {name: logical(optimizer.holds[name], values.clone()) for name, values in optimizer.state.items()}
+
+
+def test_a_checkpoint_of_four_ranks_of_experts_is_that_of_other_layouts(tmp_path):
+    saved = run_ranks(_saved, 4, _config(SIMPLE, ep=4), tmp_path)
+    expected = {state: assemble([part for _, held in saved for part in held[state]]) for state in saved[0][1]}
+    assert expected["weight"]["blocks.0.mlp.experts.up.weight"].shape == (4, 16, 32)
+    for ranks, mesh in ((1, {}), (2, {"ep": 2}), (2, {"tp": 2})):
+        loaded = run_ranks(_loaded, ranks, _config(SIMPLE, **mesh), saved[0][0])
+        for state, tensors in expected.items():
+            whole = assemble([part for held in loaded for part in held[state]])
+            assert whole.keys() == tensors.keys()
+            for name, values in tensors.items():
+                np.testing.assert_array_equal(whole[name], values, err_msg=f"{state}/{name} with {mesh}")
+
+
+@SOAK
+@pytest.mark.parametrize("ranks, mesh", [(2, {"ep": 2}), (4, {"ep": 2, "tp": 2, "etp": 1, "sequence_parallel": True})])
+def test_muon_takes_each_expert_of_each_rank_for_a_matrix(ranks, mesh):
+    alone = _whole(_config(SIMPLE, optimizer="muon"), 1)
+    _check_same(_whole(_config(SIMPLE, optimizer="muon", **mesh), ranks), alone)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh", "message"),
+    [
+        (4, {"ep": 4}, "model.moe.num_experts=6 is not a multiple of mesh.ep=4; choose mesh.ep from 1, 2, 3, 6"),
+        (2, {"ep": 3}, "2 ranks of a pipeline stage cannot be divided into mesh.ep=3 x mesh.etp=1"),
+        (
+            4,
+            {"tp": 4, "etp": 3, "sequence_parallel": True},
+            "mesh.etp=3 does not divide mesh.tp=4; choose from 1, 2, 4",
+        ),
+        (2, {"tp": 2, "etp": 1}, "mesh.etp=1 is below mesh.tp=2, whose ranks all have the same tokens; set"),
+    ],
+)
+def test_ranks_that_cannot_share_experts_are_refused(ranks, mesh, message):
+    problems = check(_config(**mesh), ranks, facts=None)
+    assert [problem for problem in problems if problem.startswith(message)], problems
+
+
+def test_a_model_without_experts_has_no_ranks_for_them():
+    (problem,) = check(_config(None, ep=2), 2, facts=None)
+    assert problem == "mesh.ep=2 divides experts, but the model has none; leave it out, or add [model.moe]"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh"),
+    [
+        (16, {"tp": 2, "ep": 2, "pp": 2, "sequence_parallel": True}),
+        pytest.param(8, {"tp": 2, "ep": 2, "etp": 1, "cp": 2, "sequence_parallel": True}, marks=SOAK),
+        pytest.param(12, {"ep": 3, "pp": 2, "schedule": "zb_v"}, marks=SOAK),
+    ],
+)
+def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):
+    config = _config(**mesh)
+    config = replace(config, train=replace(config.train, global_batch=12))
+    result = rehearse(config, make_plan(config, ranks, facts=None))
+    assert result.matched.collectives and result.num_runs < ranks

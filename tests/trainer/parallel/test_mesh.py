@@ -16,14 +16,16 @@ def meshes(draw: st.DrawFn) -> Mesh:
     data = edp * ep
     while data % cp:
         cp -= 1
-    kv = draw(st.sampled_from([size for size in range(1, tp + 1) if tp % size == 0]))
-    return Mesh(tp * pp * data, tp, cp=cp, pp=pp, ep=ep, kv=kv)
+    divisors = [size for size in range(1, tp + 1) if tp % size == 0]
+    kv, etp = draw(st.sampled_from(divisors)), draw(st.sampled_from([0, *divisors]))
+    return Mesh(tp * pp * data, tp, cp=cp, pp=pp, ep=ep, etp=etp, kv=kv)
 
 
 def by_hand(mesh: Mesh, axis: str, place: Coordinates) -> object:
     """What all ranks of one group have in common: all coordinates but those of the axis."""
     tp, cp, dp, pp = place
-    data = dp * mesh.cp + cp
+    data, etp = dp * mesh.cp + cp, mesh.etp or mesh.tp
+    stage = data * mesh.tp + tp
     common = {
         "tp": (cp, dp, pp),
         "kv": (tp // mesh.kv, cp, dp, pp),
@@ -31,8 +33,10 @@ def by_hand(mesh: Mesh, axis: str, place: Coordinates) -> object:
         "dp": (tp, cp, pp),
         "pp": (tp, cp, dp),
         "data": (tp, pp),
-        "ep": (tp, pp, data // mesh.ep),
-        "edp": (tp, pp, data % mesh.ep),
+        "etp": (pp, stage // etp),
+        "ep": (pp, stage % etp, stage // (etp * mesh.ep)),
+        "experts": (pp, stage // (etp * mesh.ep)),
+        "edp": (pp, stage % (etp * mesh.ep)),
         "stage": (pp,),
         "ends": (tp, cp, dp),
         "world": (),
@@ -75,7 +79,14 @@ def test_a_grid_with_all_axes_by_hand() -> None:
     assert mesh.dp == 4
     assert mesh.ranks_of("data", 17) == (17, 19, 21, 23, 25, 27, 29, 31)
     assert mesh.ranks_of("ep", 19) == (17, 19) and mesh.ranks_of("edp", 19) == (19, 23, 27, 31)
+    assert mesh.ranks_of("etp", 19) == (18, 19) and mesh.ranks_of("experts", 19) == (16, 17, 18, 19)
     assert mesh.ranks_of("ends", 3) == (3, 35) and mesh.ranks_of("ends", 19) == ()
+
+
+def test_experts_that_tp_ranks_do_not_share() -> None:
+    mesh = Mesh(8, 2, ep=4, etp=1)
+    assert mesh.groups("ep") == mesh.groups("experts") == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert mesh.groups("etp") == tuple((rank,) for rank in range(8)) and mesh.ranks_of("edp", 5) == (1, 5)
 
 
 @pytest.mark.parametrize(("world", "tp", "pp"), [(3, 2, 1), (4, 2, 4), (0, 1, 1), (4, 0, 1)])
@@ -84,6 +95,10 @@ def test_impossible_grids_are_refused(world: int, tp: int, pp: int) -> None:
         Mesh(world, tp, pp=pp)
 
 
-def test_experts_divide_the_data_parallel_ranks() -> None:
-    with pytest.raises(UsageError, match=r"4 data-parallel ranks \(cp x dp\) cannot be divided into ep=3"):
+def test_experts_divide_the_ranks_of_a_stage() -> None:
+    with pytest.raises(
+        UsageError, match=r"the 8 ranks of a stage \(tp x cp x dp\) cannot be divided into etp=2 x ep=3"
+    ):
         Mesh(8, 2, ep=3)
+    with pytest.raises(UsageError, match="tp=2 cannot be divided into etp=3"):
+        Mesh(8, 2, etp=3)

@@ -33,11 +33,8 @@ def cut_by_tp(config: RunConfig) -> dict[str, int]:
     model = config.model
     sizes = {"model.num_heads": model.num_heads}
     sizes["model.ffn_hidden_size" + ("" if model.ffn_hidden_size else " (derived)")] = ffn_hidden_size(config)
-    if model.moe is not None:
-        if model.moe.ffn_hidden_size:
-            sizes["model.moe.ffn_hidden_size"] = model.moe.ffn_hidden_size
-        if model.moe.shared_ffn_hidden_size:
-            sizes["model.moe.shared_ffn_hidden_size"] = model.moe.shared_ffn_hidden_size
+    if model.moe is not None and model.moe.shared_ffn_hidden_size:
+        sizes["model.moe.shared_ffn_hidden_size"] = model.moe.shared_ffn_hidden_size
     if config.mesh.sequence_parallel:
         sizes["train.sequence_length"] = config.train.sequence_length
     return sizes

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -71,14 +72,22 @@ class Block(nn.Module):
     What attention and MLP add may be normalized too, or instead, and multiplied by a number.
 
     Args:
-        number: in the whole model, from 0.
+        number: in the whole model, from 0. groups: the ranks along each axis.
         selective: outputs of norms and of the nonlinearity are computed again in backward.
     """
 
     attention_shape: Callable[[Any, int], AttentionShape] = staticmethod(attention_shape)
 
     def __init__(
-        self, shape: GPTShape, parallel: Parallel, *, number: int, kernels: Kernels, seed: int, selective: bool
+        self,
+        shape: GPTShape,
+        parallel: Parallel,
+        *,
+        number: int,
+        kernels: Kernels,
+        seed: int,
+        selective: bool,
+        groups: Mapping[str, Group] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         site = functools.partial(Dropout, seed=seed, layer=number + 1, kernels=kernels)
@@ -91,7 +100,7 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(shape, kernels) if enters else None
         self.number, self.moe = number, shape.moe
         if self.moe is not None and self.moe.has_experts(number):
-            self.mlp: MLP | MoE = MoE(self.moe, expert_shape(shape), parallel, kernels=kernels)
+            self.mlp: MLP | MoE = MoE(self.moe, expert_shape(shape), parallel, kernels=kernels, groups=groups)
         else:
             self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
         self.mlp_out_norm = make_norm(shape, kernels) if leaves else None
@@ -182,7 +191,7 @@ class GPT(nn.Module):
     Args:
         shape: of the function it computes.
         place: which part this is; blocks are named by their number in the whole model.
-        groups: the ranks along each axis: "tp", and "cp" if ranks share rows of tokens.
+        groups: the ranks along each axis: "tp", "cp" if ranks share rows of tokens, those of experts.
         kernels: implementations of the small operations.
         recompute: what backward recomputes. seed: of the run, for dropout.
 
@@ -218,7 +227,7 @@ class GPT(nn.Module):
         self.drop_embedding = Dropout(shape.hidden_dropout, seed=seed, layer=0, site="embedding", kernels=kernels)
         blocks, selective = place.blocks(shape.num_layers), recompute.mode == "selective"
         block = functools.partial(
-            self.block_type, shape, self.parallel, kernels=kernels, seed=seed, selective=selective
+            self.block_type, shape, self.parallel, kernels=kernels, seed=seed, selective=selective, groups=groups
         )
         self.blocks = nn.ModuleDict({str(i): block(number=i) for i in blocks})
         full = recompute.mode == "full"

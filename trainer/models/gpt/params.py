@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from trainer.layers.shapes import LatentShape
 from trainer.models.gpt.shape import GPTShape
-from trainer.parallel.params import ParamSpec, Piece, Place, num_elements, vocabulary_range
+from trainer.parallel.params import ParamSpec, Piece, Place, ShardAxis, num_elements, vocabulary_range
 
 
 def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
@@ -73,7 +73,7 @@ class Table:
     """
 
     def __init__(self, place: Place) -> None:
-        self.tp_size, self.tp_rank = place.tp_size, place.tp_rank
+        self.tp_size, self.tp_rank, self.place = place.tp_size, place.tp_rank, place
         self.partial = ("tp",) if place.sequence_parallel and place.tp_size > 1 else ()
         self.block = 0
         self.specs: list[ParamSpec] = []
@@ -102,10 +102,13 @@ class Table:
             self.norm(f"{block}.mlp_out_norm", shape)
 
     def experts(self, name: str, shape: GPTShape, *, residual_std: float) -> None:
-        """A router, experts whose hidden features are divided over tp, and the expert of every token."""
+        """A router, experts that are divided over ep, and each over etp, and the expert of every token over tp."""
         moe, width, std, bias = shape.moe, shape.hidden_size, shape.init_std, shape.bias is True
         assert moe is not None, "a block with experts"
-        count, part = moe.num_experts, moe.ffn_hidden_size // self.tp_size
+        etp_rank, etp_size = self.place.expert_tp
+        count, part = moe.num_experts, moe.ffn_hidden_size // etp_size
+        mine = count // self.place.ep_size
+        first = self.place.ep_rank * mine
         self.whole(f"{name}.router.weight", (count, width), std=std, decay=True)
         if bias:
             self.whole(f"{name}.router.bias", (count,), std=std, decay=False)  # not 0, as in Megatron
@@ -115,28 +118,36 @@ class Table:
                 Piece(
                     name=f"{inside}.{half}{kind}",
                     shape=(count, moe.ffn_hidden_size, *rest),
-                    start=(expert, self.tp_rank * part, *(0 for _ in rest)),
+                    start=(first + expert, etp_rank * part, *(0 for _ in rest)),
                     size=(1, part, *rest),
                     offset=(expert * len(names) + number) * part * math.prod(rest),
                 )
-                for expert in range(count)
+                for expert in range(mine)
                 for number, half in enumerate(names)
             ]
-            local, is_weight = (count, len(names) * part, *rest), bool(rest)
+            local, is_weight = (mine, len(names) * part, *rest), bool(rest)
             own = f"{inside}.up" if is_weight else f"{inside}.up_bias"
-            self._add(own, local, pieces, std=spread, decay=is_weight, matrix=is_weight)
+            self._add(own, local, pieces, std=spread, decay=is_weight, matrix=is_weight, shard="edp")
         piece = Piece(
             name=f"{inside}.down.weight",
             shape=(count, width, moe.ffn_hidden_size),
-            start=(0, 0, self.tp_rank * part),
-            size=(count, width, part),
+            start=(first, 0, etp_rank * part),
+            size=(mine, width, part),
         )
-        self._add(f"{inside}.down", (count, width, part), [piece], std=residual_std, decay=True, matrix=True)
+        local = (mine, width, part)
+        self._add(f"{inside}.down", local, [piece], std=residual_std, decay=True, matrix=True, shard="edp")
         if bias:  # added by one of the ranks whose results are summed
-            partial = ("tp",) if self.tp_size > 1 else ()
-            logical = Piece(name=f"{inside}.down.bias", shape=(count, width), start=(0, 0), size=(count, width))
+            copies = ("etp",)
+            logical = Piece(name=f"{inside}.down.bias", shape=(count, width), start=(first, 0), size=(mine, width))
             self._add(
-                f"{inside}.down_bias", (count, width), [logical], std=0.0, decay=False, copies=("tp",), partial=partial
+                f"{inside}.down_bias",
+                (mine, width),
+                [logical],
+                std=0.0,
+                decay=False,
+                copies=copies,
+                partial=copies if etp_size > 1 else (),
+                shard="edp",
             )
         if moe.shared_ffn_hidden_size:
             inner = moe.shared_ffn_hidden_size
@@ -306,6 +317,7 @@ class Table:
         again: int | None = None,
         copies: tuple[str, ...] = (),
         partial: tuple[str, ...] = (),
+        shard: ShardAxis = "data",
     ) -> None:
         self.specs.append(
             ParamSpec(
@@ -321,5 +333,6 @@ class Table:
                 again=again,
                 copies=copies,
                 partial=partial,
+                shard=shard,
             )
         )
