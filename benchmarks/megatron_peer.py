@@ -33,6 +33,7 @@ class Megatron:
         optimizer: "distributed": flat shards; "fused": in addition, Adam's kernel writes the bf16 parameters.
         fp8: its recipe, "": none.
         tp, pp: ranks; with tp > 1 the sequence is divided too. chunks: of the model on each rank of a pipeline.
+        ep, etp: ranks that share experts, and each of them; 0: those of tp. dispatcher: of tokens to them.
     """
 
     optimizer: Literal["plain", "distributed", "fused"] = "plain"
@@ -40,6 +41,9 @@ class Megatron:
     tp: int = 1
     pp: int = 1
     chunks: int = 1
+    ep: int = 1
+    etp: int = 0
+    dispatcher: Literal["alltoall", "allgather"] = "alltoall"
 
 
 ROWS = {  # of one GPU, whose shard is the whole state
@@ -49,6 +53,7 @@ ROWS = {  # of one GPU, whose shard is the whole state
     "megatron-fp8": Megatron(fp8="delayed"),
     "megatron-fp8-fused": Megatron(fp8="delayed", optimizer="fused"),
     "megatron-fp8-current": Megatron(fp8="tensorwise"),
+    "megatron-allgather": Megatron(dispatcher="allgather"),
 }
 
 
@@ -83,7 +88,12 @@ def join(row: Megatron, device: torch.device) -> None:
     alone = {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("nccl", device_id=device, **alone)
     parallel_state.initialize_model_parallel(
-        row.tp, row.pp, row.chunks if row.chunks > 1 else None, create_gloo_process_groups=False
+        row.tp,
+        row.pp,
+        row.chunks if row.chunks > 1 else None,
+        expert_model_parallel_size=row.ep,
+        expert_tensor_parallel_size=row.etp or row.tp,
+        create_gloo_process_groups=False,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
 
@@ -162,7 +172,11 @@ def _model(row: Megatron, config: Any, shape: GPTShape, length: int) -> list[Any
         model.append(
             GPTModel(
                 config,
-                get_gpt_layer_with_transformer_engine_spec(),
+                get_gpt_layer_with_transformer_engine_spec(
+                    num_experts=shape.moe.num_experts if shape.moe else None,
+                    moe_grouped_gemm=shape.moe is not None,
+                    qk_layernorm=shape.qk_norm is True,
+                ),
                 shape.padded_vocab_size,
                 length,
                 pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
@@ -233,8 +247,31 @@ def transformer_config(row: Megatron, shape: GPTShape, *, num_layers: int = 0, o
         gradient_accumulation_fusion=on_gpu,
         cross_entropy_loss_fusion=on_gpu,
         cross_entropy_fusion_impl="te",
+        qk_layernorm=shape.qk_norm is True,
         **({"fp8": "hybrid", "fp8_recipe": row.fp8, **history} if row.fp8 else {}),
+        **_expert_options(row, shape),
     )
+
+
+def _expert_options(row: Megatron, shape: GPTShape) -> dict[str, Any]:
+    """Experts as Megatron-LM's own examples run them: grouped products, fused permutations, routing in fp32."""
+    moe = shape.moe
+    if moe is None:
+        return {}
+    return {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.top_k,
+        "moe_ffn_hidden_size": moe.ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": moe.shared_ffn_hidden_size or None,
+        "moe_grouped_gemm": True,
+        "moe_permute_fusion": True,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "seq_aux_loss",
+        "moe_aux_loss_coeff": moe.balance_factor,
+        "moe_token_dispatcher_type": row.dispatcher,
+        "expert_model_parallel_size": row.ep,
+        "expert_tensor_parallel_size": row.etp or row.tp,
+    }
 
 
 def _optimizer_config(kind: Callable[..., Any], name: str, *, overlap: bool) -> Any:

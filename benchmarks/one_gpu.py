@@ -36,6 +36,7 @@ from benchmarks.one_gpu_peer import peer_step
 from trainer.config.sections import (
     DataSection,
     ModelSection,
+    MoESection,
     OptimizerSection,
     PrecisionSection,
     RunConfig,
@@ -54,11 +55,20 @@ GPT = {"norm": "layernorm", "activation": "gelu", "position": "learned", "bias":
 LLAMA1B = LLAMA | {"num_layers": 16, "hidden_size": 2048, "num_heads": 32, "num_kv_heads": 8, "ffn_hidden_size": 8192}
 LLAMA3B = LLAMA | {"num_layers": 28, "hidden_size": 3072, "num_heads": 24, "num_kv_heads": 8, "ffn_hidden_size": 8192}
 GPT1B = GPT | {"num_layers": 24, "hidden_size": 2048, "num_heads": 16, "ffn_hidden_size": 8192}
+# Eight experts of which two compute a token: 1.0 billion active parameters of 3.5. 2,048 tokens for each expert.
+MIXTRAL1B = LLAMA | {"num_layers": 12, "hidden_size": 2048, "num_heads": 16, "num_kv_heads": 8}
+MIXTRAL1B |= {"ffn_hidden_size": 5632, "vocab_size": 32000, "moe": MoESection(num_experts=8, top_k=2)}
+# Four layers of Qwen3-30B-A3B, which has 48: 128 experts, eight for a token. 512 tokens for each expert.
+QWEN3MOE = LLAMA | {"num_layers": 4, "hidden_size": 2048, "num_heads": 32, "num_kv_heads": 4, "head_dim": 128}
+QWEN3MOE |= {"ffn_hidden_size": 6144, "vocab_size": 151936, "qk_norm": True, "norm_epsilon": 1e-6}
+QWEN3MOE |= {"moe": MoESection(num_experts=128, top_k=8, ffn_hidden_size=768, balance_factor=1e-3)}
 # name -> (sequence length, micro batch, microbatches, model section)
 SHAPES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "llama1b": (4096, 2, 4, LLAMA1B),
     "gpt1.3b": (2048, 4, 4, GPT1B),
     "llama3b": (4096, 1, 8, LLAMA3B),
+    "mixtral8x1b": (4096, 2, 4, MIXTRAL1B),
+    "qwen3moe-4l": (4096, 2, 4, QWEN3MOE),
 }
 CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 7, 4, 1
 # row of ours -> precision.fp8

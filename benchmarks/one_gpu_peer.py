@@ -26,23 +26,57 @@ class Block(nn.Module):
         self.sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         self.head_dim, self.gated = shape.head_dim, gated
         self.qkv = nn.Linear(width, sum(self.sizes) * shape.head_dim, bias=shape.bias)
-        self.out = nn.Linear(width, width, bias=shape.bias)
-        self.up = nn.Linear(width, shape.ffn_hidden_size * (2 if gated else 1), bias=shape.bias)
-        self.down = nn.Linear(shape.ffn_hidden_size, width, bias=shape.bias)
+        self.out = nn.Linear(shape.num_heads * shape.head_dim, width, bias=shape.bias)
+        self.heads = nn.ModuleList(norm(shape.head_dim, eps=shape.norm_epsilon) for _ in range(2 * bool(shape.qk_norm)))
+        self.experts = Experts(shape) if shape.moe is not None else None
+        if self.experts is None:
+            self.up = nn.Linear(width, shape.ffn_hidden_size * (2 if gated else 1), bias=shape.bias)
+            self.down = nn.Linear(shape.ffn_hidden_size, width, bias=shape.bias)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
         heads = self.qkv(self.norms[0](x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split(self.sizes, dim=1)
+        if len(self.heads):
+            q, k = self.heads[0](q), self.heads[1](k)
         if table is not None:
             q, k = (_rotated(part, *table) for part in (q, k))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.sizes[0] != self.sizes[1])
         x = x + self.out(y.transpose(1, 2).flatten(2))
+        if self.experts is not None:
+            return x + self.experts(self.norms[1](x))
         up = self.up(self.norms[1](x))
         if not self.gated:
             return x + self.down(F.gelu(up, approximate="tanh"))
         gate, up = up.chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
+
+
+class Experts(nn.Module):
+    """The experts of each token, by PyTorch's grouped products."""
+
+    def __init__(self, shape: GPTShape) -> None:
+        super().__init__()
+        assert shape.moe is not None, "a shape with experts"
+        count, width, inner = shape.moe.num_experts, shape.hidden_size, shape.moe.ffn_hidden_size
+        self.top_k, self.factor, self.count = shape.moe.top_k, shape.moe.balance_factor, count
+        self.router = nn.Linear(width, count, bias=False)
+        self.up = nn.Parameter(torch.empty(count, 2 * inner, width))
+        self.down = nn.Parameter(torch.empty(count, width, inner))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        flat = x.flatten(0, 1).bfloat16()
+        with torch.autocast("cuda", enabled=False):
+            best, chosen = F.linear(flat.float(), self.router.weight).topk(self.top_k)
+        order = chosen.flatten().argsort(stable=True)
+        ends = torch.bincount(chosen.flatten(), minlength=self.count).cumsum(0).to(torch.int32)
+        rows = flat[order // self.top_k]
+        gate, up = F.grouped_mm(rows, self.up.bfloat16().transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        inner = F.silu(gate) * up * best.softmax(-1).flatten()[order].unsqueeze(1).bfloat16()
+        out = F.grouped_mm(inner, self.down.bfloat16().transpose(1, 2), offs=ends)
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+        return out[back].view(len(flat), self.top_k, -1).sum(1).view(x.shape)
 
 
 class Model(nn.Module):

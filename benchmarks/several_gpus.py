@@ -135,6 +135,12 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama3b-32k-tp4": (4, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 4, "sequence_parallel": True}),
     "llama3b-32k-cp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"cp": 2}),
     "llama3b-32k-tp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 2, "sequence_parallel": True}),
+    "mixtral8x1b-ep2": (2, 4096, 2, 4, SHAPES["mixtral8x1b"][3], {"ep": 2}),
+    "mixtral8x1b-tp2": (2, 4096, 2, 8, SHAPES["mixtral8x1b"][3], {"tp": 2, "sequence_parallel": True}),
+    "mixtral8x1b-ep4": (4, 4096, 2, 4, SHAPES["mixtral8x1b"][3], {"ep": 4}),
+    "qwen3moe-4l-ep2": (2, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 2}),
+    "qwen3moe-4l-ep4": (4, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 4}),
+    "qwen3moe-4l-ep2-tp2": (4, 4096, 2, 8, SHAPES["qwen3moe-4l"][3], {"ep": 2, "tp": 2, "sequence_parallel": True}),
 }
 SECTIONS = ("mesh", "optimizer", "precision", "kernels")  # whose keys a row may set; of one name, the first
 CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 5, 2, 2  # graphs are recorded in the second step
@@ -166,7 +172,7 @@ def peer_of(name: str) -> Megatron | None:
     keys = dict(ROWS[name.partition("+")[0]][5])
     keys.pop("sequence_parallel", None)  # it divides the sequence wherever tp > 1
     schedule, chunks = keys.pop("schedule", "1f1b"), keys.pop("virtual_pipeline", 1)
-    mesh = {axis: keys.pop(axis, 1) for axis in ("tp", "pp")}
+    mesh = {axis: keys.pop(axis, 1) for axis in ("tp", "pp", "ep")}
     fp8 = keys.pop("fp8", "")
     if keys or schedule not in ("1f1b", "interleaved"):
         return None

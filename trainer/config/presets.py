@@ -46,6 +46,18 @@ def _qwen3(sizes: _Values, *, tied: bool = False) -> _Values:
     return _llama(wide, vocab=151936, theta=1e6, tied=tied) | {"norm_epsilon": 1e-6, "qk_norm": True}
 
 
+def _mixtral(sizes: _Values) -> _Values:
+    """Jiang et al. 2024."""
+    experts = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": sizes["ffn_hidden_size"], "balance_factor": 0.02}
+    return _llama(sizes | {"num_kv_heads": 8}, vocab=32000, theta=1e6) | {"moe": experts}
+
+
+def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int, *, expert: int) -> _Values:
+    """Yang et al. 2025."""
+    experts = {"num_experts": 128, "top_k": 8, "ffn_hidden_size": expert, "balance_factor": 0.001}
+    return _qwen3(_sizes(layers, hidden, heads, ffn)) | {"num_kv_heads": 4, "moe": experts}
+
+
 def _olmo2(sizes: _Values, *, vocab: int = 100352) -> _Values:
     """Walsh et al. 2024."""
     form = {"norm_epsilon": 1e-6, "block_norm": "output", "qk_norm": "all_heads"}
@@ -190,6 +202,34 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-8b": _qwen3(_sizes(36, 4096, 32, 12288)),
         "qwen3-14b": _qwen3(_sizes(40, 5120, 40, 17408)),
         "qwen3-32b": _qwen3(_sizes(64, 5120, 64, 25600)),
+        "qwen1.5-moe-a2.7b": _qwen2(_sizes(24, 2048, 16, 5632))
+        | {
+            "moe": {
+                "num_experts": 60,
+                "top_k": 4,
+                "ffn_hidden_size": 1408,
+                "normalize_weights": False,
+                "balance_factor": 0.001,
+                "shared_ffn_hidden_size": 5632,
+                "shared_gate": True,
+            }
+        },
+        "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 6144, expert=768),
+        "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 12288, expert=1536),
+        "mixtral-8x7b": _mixtral(_sizes(32, 4096, 32, 14336)),
+        "mixtral-8x22b": _mixtral(_sizes(56, 6144, 48, 16384)) | {"vocab_size": 32768},
+        "olmoe-1b-7b": _llama(_sizes(16, 2048, 16, 1024), vocab=50304)
+        | {
+            "qk_norm": "all_heads",
+            "moe": {
+                "num_experts": 64,
+                "top_k": 8,
+                "ffn_hidden_size": 1024,
+                "normalize_weights": False,
+                "balance_factor": 0.01,
+                "z_loss_factor": 0.001,
+            },
+        },
         "olmo2-1b": _olmo2(_sizes(16, 2048, 16, 8192)),
         "olmo2-7b": _olmo2(_sizes(32, 4096, 32, 11008)),
         "olmo2-13b": _olmo2(_sizes(40, 5120, 40, 13824)),

@@ -26,6 +26,7 @@ from trainer.kernels.scores import ScoreShape
 
 HALF = (torch.bfloat16, torch.float16)
 MASK_MULTIPLE = 16  # of the keys of a mask in memory, which PyTorch would otherwise copy in each call
+_grouped_mm = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)  # its name before PyTorch 2.10
 GROUPED_ALIGNMENT = 8  # elements of 16 bits: torch's grouped products need rows of a multiple of 16 bytes
 FLEX_VARIANTS = 64  # lengths and options that are compiled before PyTorch falls back to full matrices of scores
 
@@ -300,7 +301,9 @@ def grouped_product(x_MI: Tensor, weight_EOI: Tensor, end_E: Tensor) -> Tensor:
     """See plain.grouped_product; rows of no group have no meaning."""
     if not _can_group(x_MI, weight_EOI.shape[1:]):
         return plain.grouped_product(x_MI, weight_EOI, end_E)
-    return F.grouped_mm(x_MI, weight_EOI.transpose(1, 2), offs=end_E)
+    assert _grouped_mm is not None, "looked up before"
+    product: Tensor = _grouped_mm(x_MI, weight_EOI.transpose(1, 2), offs=end_E)
+    return product
 
 
 def add_grouped_product(
@@ -310,7 +313,8 @@ def add_grouped_product(
     if not _can_group(x_MI, target_EOI.shape[1:]):
         plain.add_grouped_product(target_EOI, dy_MO, x_MI=x_MI, end_E=end_E, overwrite=overwrite)
         return
-    product_EOI = F.grouped_mm(dy_MO.t(), x_MI, offs=end_E)
+    assert _grouped_mm is not None, "looked up before"
+    product_EOI = _grouped_mm(dy_MO.t(), x_MI, offs=end_E)
     if overwrite:
         target_EOI.copy_(product_EOI)
     else:
@@ -319,5 +323,5 @@ def add_grouped_product(
 
 def _can_group(x: Tensor, widths: torch.Size) -> bool:
     """Whether torch's grouped products take these: they begin without waiting for the host, which loops do."""
-    is_16_bit = x.dtype in (torch.bfloat16, torch.float16)
-    return is_16_bit and hasattr(F, "grouped_mm") and not any(width % GROUPED_ALIGNMENT for width in widths)
+    fits = x.dtype == torch.bfloat16 and not any(width % GROUPED_ALIGNMENT for width in widths)
+    return fits and _grouped_mm is not None

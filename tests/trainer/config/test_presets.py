@@ -41,6 +41,12 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_630_071_296,
+    "olmoe-1b-7b": 6_919_161_856,
     "olmo2-1b": 1_484_916_736,
     "olmo2-7b": 7_298_617_344,
     "olmo2-13b": 13_716_198_400,
@@ -87,6 +93,17 @@ def test_presets_have_the_published_number_of_parameters(tmp_path, name):
     else:
         assert count == PUBLISHED[name]
     assert check(config, 1, facts=None) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [
+        ("mixtral-8x7b", 12_879_925_248),
+        ("qwen3-30b-a3b", 3_353_032_704),
+    ],
+)
+def test_of_experts_those_of_a_token_are_active(tmp_path, name, active):
+    assert make_plan(_config(tmp_path, f'preset = "{name}"'), 1, facts=None).active_parameters == active
 
 
 def test_a_key_wins_over_the_preset_and_is_written_down(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.helpers.ranks import device_type
-from trainer.kernels import plain
+from trainer.kernels import gpu, plain
 from trainer.kernels.table import PLAIN, choose_kernels
 
 DEVICE = torch.device(device_type())
@@ -139,3 +139,31 @@ def test_statistics_of_norms_are_wide(kernels, dtype):
 def test_every_operation_has_a_plain_twin():
     for field in dataclasses.fields(PLAIN):
         assert getattr(PLAIN, field.name) is getattr(plain, field.name), field.name
+
+
+def _grouped_case(dtype, end):
+    x_MI, dy_MO = (_draw(12, width, dtype=dtype, seed=width) for width in (16, 24))
+    weight_EOI, target_EOI = _draw(4, 24, 16, dtype=dtype, seed=5), _draw(4, 24, 16, dtype=torch.float32, seed=6)
+    return x_MI, dy_MO, weight_EOI, target_EOI, torch.tensor(end, dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize("end", [[3, 3, 9, 12], [0, 0, 0, 10], [0, 12, 12, 12], [0, 0, 0, 0]])
+def test_grouped_products_are_those_of_each_group(end):
+    """Of PyTorch, too, which runs them on a CPU; groups without rows, rows without a group, all rows in one group."""
+    x_MI, dy_MO, weight_EOI, target_EOI, end_E = _grouped_case(torch.bfloat16, end)
+    bounds = [*zip([0, *end], end, strict=False)]
+    for module in (plain, gpu):
+        y_MO = module.grouped_product(x_MI, weight_EOI, end_E)
+        back_MI = module.grouped_product(dy_MO, weight_EOI.transpose(1, 2), end_E)
+        added, written = target_EOI.clone(), torch.full_like(target_EOI, 7.0)
+        module.add_grouped_product(added, dy_MO, x_MI=x_MI, end_E=end_E)
+        module.add_grouped_product(written, dy_MO, x_MI=x_MI, end_E=end_E, overwrite=True)
+        for expert, (start, stop) in enumerate(bounds):
+            x, dy, weight = x_MI[start:stop].float(), dy_MO[start:stop].float(), weight_EOI[expert].float()
+            for got, expected in (
+                (y_MO[start:stop], x @ weight.t()),
+                (back_MI[start:stop], dy @ weight),
+                (written[expert], dy.t() @ x),
+                (added[expert] - target_EOI[expert], dy.t() @ x),
+            ):
+                torch.testing.assert_close(got.float(), expected, rtol=2e-2, atol=5e-2)
