@@ -3,8 +3,9 @@
 A template gives the text of a whole conversation. Turns are found by running it on the messages before a turn, with the
 prompt that requests an answer, and on the messages up to it: each text has to begin with the previous one, as when a
 model is used turn by turn. A template that changes earlier turns later is refused, conversation by conversation.
-Control tokens are part of the text. `tools` and `documents` are None, as in transformers if none are given. Not
-available: `strftime_now` (the date would change the tokens).
+Control tokens are part of the text. A message reaches the template with all of its fields, and so do the record's
+`tools`, `documents` and `chat_template_kwargs`, as with transformers' apply_chat_template; without them `tools` and
+`documents` are None. Not available: `strftime_now` (the date would change the tokens).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any, NoReturn
 
 from blake3 import blake3
 
-from mdata.chat.loss_spans import Span, TemplateRefused, Turn
+from mdata.chat.loss_spans import NO_VARIABLES, Span, TemplateRefused, Turn
 from mdata.errors import UsageError, install_command
-from mdata.sources.conversation import ASSISTANT, Message
+from mdata.sources.conversation import ASSISTANT, BadConversation, Message, Whole
 
 # Errors of faulty templates, besides Jinja's own: RuntimeError covers RecursionError.
 _WHAT_COMPILING_RAISES = (SyntaxError, ValueError, OverflowError, RuntimeError, MemoryError)
@@ -33,7 +34,8 @@ _NONE_GIVEN = MappingProxyType({"tools": None, "documents": None})
 # Messages written over all runs for one conversation (about a minute); a long message counts as several.
 _MOST_WORK, _CHARACTERS_OF_A_MESSAGE = 2_000_000, 4096
 _MOST_TRIED = 20  # fields of a refused record that are tried, one run of the template each
-_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+# What a record gives to the template by itself, and the object with whatever else a template has as options.
+_GIVEN, OPTIONS = ("tools", "documents"), "chat_template_kwargs"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class JinjaTemplate:
     source: str
     variables: tuple[tuple[str, str], ...]
     spells_tokens = True
+    takes_fields = True
 
     @property
     def fingerprint(self) -> str:
@@ -74,67 +77,109 @@ class JinjaTemplate:
             texts.append(self._text(probe, prompt=False))
         return [token for token in tokens if any(token in text for text in texts)]
 
-    def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
+    def turns(
+        self, messages: Sequence[Message], *, every: bool = True, variables: Mapping[str, Any] = NO_VARIABLES
+    ) -> Iterator[Turn]:
         """See `Template`; a template that refuses half an exchange is run on whole exchanges, unless `every`."""
-        fields = [message._asdict() for message in messages]
+        fields = [message.given() for message in messages]
         _check_work(messages, every=every)
-        text = self._text(fields, prompt=False)
+        text = self._text(fields, prompt=False, record=variables)
         at = 0
         for number, message in enumerate(messages, start=1):
             if not every and message.role != ASSISTANT and number < len(messages):
                 yield Turn([], [], [])
                 continue
-            stop = len(text) if number == len(messages) else self._reach(fields[:number], text, at=at)
+            stop = (
+                len(text) if number == len(messages) else self._reach(fields[:number], text, at=at, variables=variables)
+            )
             start = at
             if message.role == ASSISTANT:
-                start = self._reach(fields[: number - 1], text, at=at, prompt=True)
+                start = self._reach(fields[: number - 1], text, at=at, prompt=True, variables=variables)
             if start > stop:
                 raise TemplateRefused(f"the chat template asks for an answer after message {number} has ended")
             said = text[start:stop]
             end = len(said.rstrip()) if message.role == ASSISTANT else len(said)
-            if message.role == ASSISTANT and message.content.strip() and not end:
+            if message.role == ASSISTANT and (message.content.strip() or message.fields) and not end:
                 raise TemplateRefused(f"the chat template writes nothing for the answer in message {number}")
             yield Turn(_part(text[at:start]), _part(said[:end]), _part(said[end:]))
             at = stop
 
     def prompt(self, messages: Sequence[Message]) -> list[Span]:
         """See `Template`; one span, as transformers tokenizes it."""
-        return [_part(self._text([message._asdict() for message in messages], prompt=True))]
+        return [_part(self._text([message.given() for message in messages], prompt=True))]
 
-    def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str | None:
-        """See `Template`; found by running the template with and without the fields."""
-        own = {"messages", "add_generation_prompt", *(name for name, _ in self.variables)}
-        variables = {name: record[name] for name in _variables_of(self.source) & record.keys() - own}
-        bare = [{"role": message["role"], "content": message["content"]} for message in messages]
-        names = [*dict.fromkeys(name for message in messages for name in message if name not in bare[0]), *variables]
-        if not names:
+    def whole(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Whole | None:
+        """See `Template`; found by running the template without each of the fields in turn."""
+        used = _variables_of(self.source) - {"messages", "add_generation_prompt", *(name for name, _ in self.variables)}
+        options = _as_object(record.get(OPTIONS))
+        given = {name: _as_object(record[name]) for name in _GIVEN if name in record}
+        if isinstance(options, Mapping):
+            given |= {name: value for name, value in options.items() if value is not None}
+        variables = {name: value for name, value in given.items() if name in used}
+        others = [name for name in record if name in used and name not in given]
+        names = [*dict.fromkeys(name for message in messages for name in message if name not in ("role", "content"))]
+        unusual = any(not isinstance(message["content"], str) for message in messages)
+        if not (names or variables or others or unusual):
             return None
         try:
-            text = self._text(bare, prompt=False)
-        except TemplateRefused:
-            return None  # refused later, when the conversation is written
-
-        def is_written(names: Sequence[str]) -> bool:
-            names_in_use = {"role", "content", *names}
-            filtered = [
-                {name: value for name, value in message.items() if name in names_in_use} for message in messages
-            ]
-            record_fields = {name: value for name, value in variables.items() if name in names_in_use}
-            try:
-                return self._text(filtered, prompt=False, record=record_fields) != text
-            except TemplateRefused:
-                return True
-
-        if not is_written(names):
+            text = self._text(messages, prompt=False, record=variables)
+            if (parsed := _with_objects(messages, text)) is not None:
+                messages = parsed
+                text = self._text(messages, prompt=False, record=variables)
+        except TemplateRefused:  # it says why when the conversation is written
+            return Whole(frozenset((*names, *given, OPTIONS)), messages, variables)
+        for name in others[:_MOST_TRIED]:
+            if self._differs(text, messages, {**variables, name: record[name]}):
+                raise BadConversation(
+                    f"{name[:100]!r}, which the chat template uses, is a field of the record; put it into {OPTIONS!r},"
+                    " or remove it if it is not meant for the template"
+                )
+        written = {name for name in names[:_MOST_TRIED] if self._differs(text, _without(messages, name), variables)}
+        by_variable = {name for name in variables if self._differs(text, messages, _without([variables], name)[0])}
+        if variables.keys() - set(_GIVEN):  # they have reached it, even if they say what it does anyway
+            written.add(OPTIONS)
+        if unusual:
+            self._check_contents(messages, variables, text)
+        elif not written and not by_variable:
             return None
-        several = ", ".join(names[:_MOST_TRIED])  # several together, or one of very many
-        return next((name for name in names[:_MOST_TRIED] if is_written([name])), several)
+        return Whole(frozenset(written | by_variable), messages, variables)
 
-    def _reach(self, messages: list[dict[str, str]], full_text: str, *, at: int, prompt: bool = False) -> int:
+    def _differs(self, text: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:
+        try:
+            return self._text(messages, prompt=False, record=variables) != text
+        except TemplateRefused:
+            return True
+
+    def _check_contents(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], text: str) -> None:
+        """Refuse a template that writes null or a list as Python does."""
+        for number, message in enumerate(messages, start=1):
+            content = message["content"]
+            if isinstance(content, list) and str(content) in text:
+                raise BadConversation(f"message {number}: its content is a list, which the chat template cannot write")
+            if content is None:
+                empty = [*messages[: number - 1], {**message, "content": ""}, *messages[number:]]
+                try:
+                    usual = self._text(empty, prompt=False, record=variables).count("None")
+                except TemplateRefused:
+                    continue
+                if text.count("None") > usual:
+                    raise BadConversation(
+                        f"message {number}: its content is null, which the chat template writes as None"
+                    )
+
+    def _reach(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        full_text: str,
+        *,
+        at: int,
+        variables: Mapping[str, Any],
+        prompt: bool = False,
+    ) -> int:
         """The end of these messages in the whole text."""
         if not messages and not prompt:
             return at
-        text = self._text(messages, prompt=prompt)
+        text = self._text(messages, prompt=prompt, record=variables)
         if not full_text.startswith(text) or len(text) < at:
             raise TemplateRefused(
                 f"the chat template writes the first {len(messages)} messages differently when more follow,"
@@ -143,7 +188,7 @@ class JinjaTemplate:
         return len(text)
 
     def _text(
-        self, messages: Sequence[Mapping[str, Any]], *, prompt: bool, record: Mapping[str, Any] = _NO_FIELDS
+        self, messages: Sequence[Mapping[str, Any]], *, prompt: bool, record: Mapping[str, Any] = NO_VARIABLES
     ) -> str:
         import jinja2
 
@@ -158,11 +203,54 @@ class JinjaTemplate:
             raise TemplateRefused(f"the chat template fails: {' '.join(str(error).split())[:200]}") from error
 
 
+def _without(messages: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    return [{other: value for other, value in message.items() if other != name} for message in messages]
+
+
+def _as_object(value: Any) -> Any:
+    """What a string of JSON holds, since many datasets have tools as such; other values as they are."""
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def _with_objects(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]] | None:
+    """The messages with arguments of calls as objects, if they are strings of JSON that the text has in quotes.
+
+    None: there are none. OpenAI has arguments as strings, most templates write them with `tojson`.
+    """
+    found = False
+
+    def call(given: Any) -> Any:
+        nonlocal found
+        if not isinstance(given, Mapping):
+            return given
+        if isinstance(given.get("function"), Mapping):
+            return {**given, "function": call(given["function"])}
+        arguments = given.get("arguments")
+        if not isinstance(arguments, str) or arguments in text:
+            return given
+        value, quoted = _as_object(arguments), json.dumps(arguments, ensure_ascii=False)[1:-1]
+        if value is arguments or quoted not in text:
+            return given
+        found = True
+        return {**given, "arguments": value}
+
+    parsed = [
+        {**message, "tool_calls": [call(one) for one in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+    return parsed if found else None
+
+
 def _check_work(messages: Sequence[Message], *, every: bool) -> None:
     """Refuse a conversation with so many turns that running the template for each of them would take hours."""
     work = written = 0
     for number, message in enumerate(messages, start=1):
-        written += len(message.content)
+        written += len(message.content) + (len(str(message.fields)) if message.fields else 0)
         runs = (1 if every or message.role == ASSISTANT else 0) + (message.role == ASSISTANT)
         work += runs * (number + written // _CHARACTERS_OF_A_MESSAGE)
     if work > _MOST_WORK:

@@ -8,13 +8,15 @@ text, as at inference, where the prompt is tokenized before there is an answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from mdata.sources.conversation import ASSISTANT, Message, WritesMessages
 
 Part = str | int
 Span = list[Part]
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 class Turn(NamedTuple):
@@ -43,13 +45,16 @@ class Template(WritesMessages, Protocol):
     def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
         """The control tokens, of those given, that the template writes as text."""
 
-    def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
+    def turns(
+        self, messages: Sequence[Message], *, every: bool = True, variables: Mapping[str, Any] = NO_VARIABLES
+    ) -> Iterator[Turn]:
         """One for each message.
 
         Args:
             messages: one or more.
             every: false: only the assistant's turns must be separate; other messages may be joined to the next of
                 these.
+            variables: from the record, such as tools.
 
         Raises:
             TemplateRefused: the template refuses this conversation.
@@ -67,18 +72,21 @@ class TemplateRefused(Exception):
     """A template refuses a conversation; the message says why."""
 
 
-def spans_of(messages: Sequence[Message], template: Template, *, train_on: str) -> list[Span]:
+def spans_of(
+    messages: Sequence[Message], template: Template, *, train_on: str, variables: Mapping[str, Any] = NO_VARIABLES
+) -> list[Span]:
     """The spans of a conversation: context at 0, 2, 4 ..., trained at 1, 3, 5 ...
 
     Args:
         messages: one or more.
         template: writes them.
         train_on: "assistant": all of its turns; "last": its last turn; "all": every turn.
+        variables: of the template, from the record.
     """
     said_by = [message.role == ASSISTANT for message in messages]
     last = max((i for i, by in enumerate(said_by) if by), default=-1)
     spans: list[Span] = [[]]
-    for i, turn in enumerate(template.turns(messages, every=train_on == "all")):
+    for i, turn in enumerate(template.turns(messages, every=train_on == "all", variables=variables)):
         trained = train_on == "all" or (said_by[i] and (train_on == ASSISTANT or i == last))
         _add(spans[-1], turn.before)
         if trained:

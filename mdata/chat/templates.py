@@ -16,7 +16,7 @@ from typing import Any
 from blake3 import blake3
 
 from mdata.chat.jinja_template import JinjaTemplate
-from mdata.chat.loss_spans import Span, Template, Turn, spans_of
+from mdata.chat.loss_spans import NO_VARIABLES, Span, Template, Turn, spans_of
 from mdata.errors import UsageError, few, os_errors_named
 from mdata.sources.conversation import ASSISTANT, Message
 from mdata.tokenizers.base.tokenizer import Tokenizer, token_id
@@ -61,7 +61,12 @@ def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | No
 class _RoleAndContent:
     """A template that uses no other field."""
 
-    def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+    @property
+    def takes_fields(self) -> bool:
+        """See `Template`."""
+        return False
+
+    def whole(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
         """See `Template`."""
 
     def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
@@ -88,10 +93,12 @@ class ChatMl(_RoleAndContent):
         """See `Template`."""
         return _fingerprint(self.name, self.start, self.end)
 
-    def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
+    def turns(
+        self, messages: Sequence[Message], *, every: bool = True, variables: Mapping[str, Any] = NO_VARIABLES
+    ) -> Iterator[Turn]:
         """See `Template`."""
-        for role, content in messages:
-            yield Turn([self.start, f"{role}\n"], [content, self.end], ["\n"])
+        for message in messages:
+            yield Turn([self.start, f"{message.role}\n"], [message.content, self.end], ["\n"])
 
 
 @dataclass(frozen=True)
@@ -107,11 +114,13 @@ class Plain(_RoleAndContent):
         """See `Template`."""
         return _fingerprint(self.name, self.end)
 
-    def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
+    def turns(
+        self, messages: Sequence[Message], *, every: bool = True, variables: Mapping[str, Any] = NO_VARIABLES
+    ) -> Iterator[Turn]:
         """See `Template`."""
-        for role, content in messages:
-            end: list[str | int] = [self.end] if role == ASSISTANT else []
-            yield Turn([f"{role.capitalize()}:"], [f" {content}", *end], ["\n\n"])
+        for message in messages:
+            end: list[str | int] = [self.end] if message.role == ASSISTANT else []
+            yield Turn([f"{message.role.capitalize()}:"], [f" {message.content}", *end], ["\n\n"])
 
 
 def _chatml(tokenizer: Tokenizer) -> ChatMl:

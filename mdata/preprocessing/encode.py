@@ -156,8 +156,7 @@ def _encode_chats(column: Column, tokenizer: Tokenizer, chat: ChatSpec, *, spec:
 
     tokenized = tokenize_chats(column, tokenizer, chat=chat, eod=spec.eod)
     _check_fit(tokenized.ids, tokenized.lengths, spec.dtype)
-    # Roles are not text.
-    text_bytes = _text_bytes(Column(column.sentences[1::2], [end // 2 for end in column.ends or []]))
+    text_bytes = _text_bytes(tokenized.contents)
     return Encoded(tokenized.ids.astype(spec.dtype), tokenized.lengths, tokenized.ends, text_bytes, tokenized.special)
 
 

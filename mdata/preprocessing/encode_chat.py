@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mdata.chat.loss_spans import Span, Template, TemplateRefused, spans_of
-from mdata.sources.conversation import messages_of
+from mdata.sources.conversation import conversation_of
 from mdata.sources.record_batch import Column
 from mdata.tokenizers.base.token_matching import pattern_of_any
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, Tokenizer
@@ -41,12 +41,17 @@ class ChatSpec:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """All ids, int64[n] lengths of spans, int64[d] running count of spans by conversation, special tokens in texts."""
+    """All ids, int64[n] lengths of spans, int64[d] running count of spans by conversation, special tokens in texts.
+
+    Attributes:
+        contents: the messages' texts; roles, and what else a template writes, are none.
+    """
 
     ids: IdArray
     lengths: LengthArray
     ends: LengthArray
     special: int
+    contents: Column
 
 
 def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod: int | None) -> Tokenized:
@@ -58,10 +63,14 @@ def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod:
     assert column.ends is not None, "conversations are lists"
     spans: list[Span] = []
     ends: list[int] = []
+    contents, content_ends = list[str](), list[int]()
     first = 0
     for number, end in enumerate(column.ends):
+        messages, variables = conversation_of(column.sentences[first:end])
+        contents += [message.content for message in messages]
+        content_ends.append(len(contents))
         try:
-            turns = spans_of(messages_of(column.sentences[first:end]), chat.template, train_on=chat.train_on)
+            turns = spans_of(messages, chat.template, train_on=chat.train_on, variables=variables)
         except TemplateRefused as refused:
             raise TextRefused(number, str(refused)) from refused
         if eod is not None:
@@ -72,10 +81,10 @@ def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod:
         first = end
     encoded = _encode_spans(spans, tokenizer)
     if chat.template.spells_tokens:
-        special = _spelled(column.sentences[1::2], tuple(tokenizer.special_ids))
+        special = _spelled(contents, tuple(tokenizer.special_ids))
     else:
         special = tokenizer.special_in_text(encoded.text_ids, encoded.num_texts)
-    return Tokenized(encoded.ids, encoded.lengths, np.array(ends, np.int64), special)
+    return Tokenized(encoded.ids, encoded.lengths, np.array(ends, np.int64), special, Column(contents, content_ends))
 
 
 class _EncodedSpans(NamedTuple):

@@ -1,24 +1,26 @@
 """A record's conversation: [{"role", "content"}, ...], or [{"from", "value"}, ...] as ShareGPT writes it.
 
-It becomes a flat list role, content, role, content ..., so that code that passes texts on works unchanged. A message
-without a role and a text (lists of parts, null) is an error that names the message's number.
+It becomes a list of texts, so that code that passes texts on works unchanged: role, content, role, content ..., or,
+if a chat template of the tokenizer writes more than that (tool calls, reasoning, tools of the record), the whole
+conversation as one text of JSON.
 
-Only role and content are written. So every other field of a message is an error that names it, unless it is metadata by
-the last word of its name (`message_id`, `createdAt`), repeats the content, or agrees with --chat-train-on about the
-loss. Fields of the record are ignored, as for text, except those that carry a part of the conversation (tools, files, a
-prompt that no message contains ...) or ask for another loss. A field that changes what the template writes is always an
-error. Null is the same as no field. ShareGPT's speakers become user, assistant, system and tool; an unknown one is an
-error.
+A field that nothing writes is an error that names it, unless it is metadata by the last word of its name
+(`message_id`, `createdAt`), repeats the content, or agrees with --chat-train-on about the loss. Fields of the record
+are ignored, as for text, except those that carry a part of the conversation (tools, files, a prompt that no message
+contains ...) or ask for another loss. Null is the same as no field. ShareGPT's speakers become user, assistant, system
+and tool; an unknown one is an error.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+
+import orjson
 
 ASSISTANT = "assistant"
 TRAIN_ON = (ASSISTANT, "all", "last")
@@ -72,17 +74,46 @@ class BadConversation(Exception):
 
 
 class Message(NamedTuple):
-    """One turn."""
+    """One turn. content: its text, of all parts. fields: the whole message, if a template writes more of it."""
 
     role: str
     content: str
+    fields: Mapping[str, Any] | None = None
+
+    def given(self) -> Mapping[str, Any]:
+        """What a template of the tokenizer gets."""
+        return {"role": self.role, "content": self.content} if self.fields is None else self.fields
+
+
+class Whole(NamedTuple):
+    """A conversation of which a template writes more than role and content.
+
+    Args:
+        written: names of the fields that change the text, of messages and of the record.
+        messages: as the template gets them. variables: of the template, from the record.
+    """
+
+    written: frozenset[str]
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any]
 
 
 class WritesMessages(Protocol):
     """The part of a template that decides which fields matter (`mdata.chat.loss_spans.Template`)."""
 
-    def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str | None:
-        """The first field, of messages or of the record, that changes the text; None: only role and content matter."""
+    @property
+    def takes_fields(self) -> bool:
+        """Whether it gets whole messages; otherwise only role and content."""
+
+    def whole(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Whole | None:
+        """What it gets if it writes more than role and text; None: these are all that it writes.
+
+        Args:
+            messages: whole ones, with role and content. record: the fields beside the conversation.
+
+        Raises:
+            BadConversation: it would write something as text that is none.
+        """
 
 
 def flat_messages(
@@ -92,7 +123,7 @@ def flat_messages(
     record: Mapping[str, Any] = _NO_FIELDS,
     template: WritesMessages | None = None,
 ) -> list[str]:
-    """Role, content, role, content ...
+    """Role, content, role, content ..., or one text of JSON; see `conversation_of`.
 
     Args:
         value: parsed from JSON.
@@ -107,56 +138,97 @@ def flat_messages(
         raise BadConversation(
             "not a list of messages" if not isinstance(value, list) else "a conversation without messages"
         )
-    flat: list[str] = []
-    for number, message in enumerate(value, start=1):
-        flat += _message(message, number, train_on)
-    roles = flat[::2]
+    takes_fields = template is not None and template.takes_fields
+    turns = [_message(message, number, train_on, parts=takes_fields) for number, message in enumerate(value, start=1)]
+    roles = [turn.role for turn in turns]
     if train_on != "all" and ASSISTANT not in roles:
         named = ", ".join(dict.fromkeys(roles))
         raise BadConversation(f"it has no assistant turn to train on (roles: {named[:100]})")
-    if record or any(len(message) > 2 for message in value):
-        _check_fields(value, record, flat, train_on)
-        if template is not None:
-            _check_template(value, record, flat, template)
-    return flat
+    flat = [text for turn in turns for text in (turn.role, turn.content)]
+    if not record and all(
+        len(message) == 2 and turn.fields is None for message, turn in zip(value, turns, strict=True)
+    ):
+        return flat
+    whole = None
+    if template is not None and takes_fields:
+        messages = [_whole_message(turn, message) for turn, message in zip(turns, value, strict=True)]
+        whole = template.whole(messages, {name: field for name, field in record.items() if field is not None})
+    _check_fields(value, record, flat, train_on, written=whole and whole.written, takes_fields=takes_fields)
+    if whole is None:
+        return flat
+    try:
+        return [orjson.dumps({"messages": whole.messages, "variables": dict(whole.variables)}).decode()]
+    except TypeError as error:  # orjson's limits are narrower for writing
+        raise BadConversation(f"it cannot be written as JSON: {error}") from error
 
 
-def messages_of(flat: Sequence[str]) -> list[Message]:
-    """The messages in a list from `flat_messages`."""
-    return [Message(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+def conversation_of(flat: Sequence[str]) -> tuple[list[Message], Mapping[str, Any]]:
+    """The messages in a list from `flat_messages`, and the template's variables from the record."""
+    if len(flat) != 1:
+        return [Message(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)], _NO_FIELDS
+    whole = orjson.loads(flat[0])
+    return [Message(m["role"], text_of(m.get("content")), m) for m in whole["messages"]], whole["variables"]
 
 
-def _message(message: Any, number: int, train_on: str) -> Message:
+def text_of(content: Any) -> str:
+    """The text of a content: a string, a list of parts of text, or null."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content or ""
+
+
+def _whole_message(turn: Message, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message without fields that are null, except for its content."""
+    content = turn.content if turn.fields is None else turn.fields.get("content")
+    return {"role": turn.role, "content": content, **dict(_further_fields(message))}
+
+
+def _message(message: Any, number: int, train_on: str, *, parts: bool) -> Message:
+    """A turn; with `parts` its content may be a list of texts, or null beside other fields: it then has `fields`."""
     if not isinstance(message, Mapping):
         raise BadConversation(f"message {number} is not an object")
     forms = [form for form in _FORMS if message.get(form[0]) is not None]
     if not forms:
         present = ", ".join(repr(name[:40]) for name in islice(message, 5)) or "none"
         raise BadConversation(f"message {number} has no role (fields: {present})")
-    turns = [_turn(message, number, *form, train_on=train_on) for form in forms]
+    turns = [_turn(message, number, *form, train_on=train_on, parts=parts) for form in forms]
     if turns[0] != turns[-1]:
         raise BadConversation(f"message {number} has two roles or texts: in role and content, and in from and value")
     return turns[0]
 
 
-def _turn(message: Mapping[str, Any], number: int, role_name: str, content_name: str, *, train_on: str) -> Message:
+def _turn(
+    message: Mapping[str, Any], number: int, role_name: str, content_name: str, *, train_on: str, parts: bool
+) -> Message:
     role, content = message[role_name], message.get(content_name)
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise BadConversation(f"message {number}: its {role_name} is not a name: {_excerpt(role)}")
+    fields = None
     if not isinstance(content, str):
         kind = _kind(content) if content_name in message else "missing"
-        raise BadConversation(f"message {number} ({role}): its {content_name} is {kind}, not a string")
+        if parts and isinstance(content, list):
+            _check_parts(content, f"message {number} ({role})")
+        elif not (parts and content is None and any(not _is_empty(x) for _, x in _further_fields(message))):
+            raise BadConversation(f"message {number} ({role}): its {content_name} is {kind}, not a string")
+        content, fields = text_of(content), message
     if role_name == "from":
         if role not in _SPEAKERS:
             speakers = ", ".join(_SPEAKERS)
             raise BadConversation(
                 f"message {number}: unknown speaker {role!r} in 'from'; known speakers are {speakers}"
             )
-        return Message(_SPEAKERS[role], content)
+        return Message(_SPEAKERS[role], content, fields)
     # Roles belong to the template, so they are not renamed; but the model's turns must not be silently left untrained.
     if train_on != "all" and role != ASSISTANT and role.lower() in (*_MODEL_NAMES, *_ALSO_THE_MODEL):
         raise BadConversation(f"message {number}: role {role!r} would not be trained on; the model is {ASSISTANT!r}")
-    return Message(role, content)
+    return Message(role, content, fields)
+
+
+def _check_parts(content: Sequence[Any], where: str) -> None:
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise BadConversation(f"{where}: its content has a part that is no text: {_excerpt(kind)}")
 
 
 def _kind(value: Any) -> str:
@@ -170,9 +242,21 @@ def _excerpt(value: Any) -> str:
 
 
 def _check_fields(
-    messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any], flat: Sequence[str], train_on: str
+    messages: Sequence[Mapping[str, Any]],
+    record: Mapping[str, Any],
+    flat: Sequence[str],
+    train_on: str,
+    *,
+    written: frozenset[str] | None,
+    takes_fields: bool,
 ) -> None:
-    """Refuse fields that may carry text or ask for another loss, regardless of the template."""
+    """Refuse fields that may carry text and are not written, or that ask for another loss.
+
+    Args:
+        takes_fields: the template gets whole messages; what it leaves out of turns that are not the model's, and names
+            of speakers, is then left out here, too.
+    """
+    reached, lost = written or frozenset(), partial(_lost, takes_fields=takes_fields)
     roles, contents = flat[::2], flat[1::2]
     last = max((number for number, role in enumerate(roles) if role == ASSISTANT), default=-1)
     for number, (message, role, content) in enumerate(zip(messages, roles, contents, strict=True)):
@@ -181,20 +265,22 @@ def _check_fields(
         trained = train_on == "all" or (role == ASSISTANT and (train_on == ASSISTANT or number == last))
         for name, value in _further_fields(message):
             where = f"message {number + 1} ({role}): its {name[:_LONGEST_NAME]!r}"
-            if _is_about_loss(name, value, trained, where, train_on) or _is_metadata(name):
+            if _is_about_loss(name, value, trained, where, train_on) or _is_metadata(name) or name in reached:
+                continue
+            if takes_fields and (role != ASSISTANT or name == "name") and _MEDIA.isdisjoint(_words_of(name)):
                 continue
             ends_turn = _word(name) == "endturn" and value is True  # as the template does for every turn
             if not (ends_turn or value == content or _is_empty(value)):
-                raise _lost(where)
+                raise lost(where)
     begins_with_system = roles[0] in ("system", "developer")
     for name, value in record.items():
         where = f"the record's {name[:_LONGEST_NAME]!r}"
-        if _is_about_loss(name, value, True, where, train_on) or _is_empty(value):
+        if _is_about_loss(name, value, True, where, train_on) or _is_empty(value) or name in reached:
             continue
         word = _word(name)
         is_lost = word in _CARRIES_TEXT or _holds_tools(name, value) or (word in _SYSTEM and not begins_with_system)
         if is_lost or (word in _EXAMPLE and not _is_said(value, contents)):
-            raise _lost(where)
+            raise lost(where)
 
 
 def _is_about_loss(name: str, value: Any, trained: bool, where: str, train_on: str) -> bool:
@@ -222,29 +308,15 @@ def _is_said(value: Any, contents: Sequence[str]) -> bool:
     return isinstance(value, str) and any(value.strip() in content for content in contents)
 
 
-def _check_template(
-    messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any], flat: Sequence[str], template: WritesMessages
-) -> None:
-    """Refuse fields that change what the template writes."""
-    full = [
-        {"role": message.role, "content": message.content, **dict(_further_fields(fields))}
-        for message, fields in zip(messages_of(flat), messages, strict=True)
-    ]
-    name = template.field_written(full, {name: value for name, value in record.items() if value is not None})
-    if name is not None:
-        raise _lost(f"{name[:100]!r}, which the chat template uses,")
-
-
 def _further_fields(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The fields that are not null, except those that the turn was read from."""
     read = [name for form in _FORMS if message.get(form[0]) is not None for name in form]
     return ((name, value) for name, value in message.items() if value is not None and name not in read)
 
 
-def _lost(field: str) -> BadConversation:
-    return BadConversation(
-        f"{field} would be lost, because only role and content are written; remove the field if that is intended"
-    )
+def _lost(field: str, *, takes_fields: bool) -> BadConversation:
+    why = "the chat template does not write it" if takes_fields else "only role and content are written"
+    return BadConversation(f"{field} would be lost, because {why}; remove the field if that is intended")
 
 
 def _word(name: str) -> str:

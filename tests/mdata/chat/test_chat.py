@@ -14,7 +14,7 @@ from mdata.chat.jinja_template import JinjaTemplate
 from mdata.chat.loss_spans import TemplateRefused, spans_of
 from mdata.chat.templates import ChatMl, Plain, check_spelling, choose_template
 from mdata.preprocessing.encode_chat import ChatSpec, tokenize_chats
-from mdata.sources.conversation import BadConversation, Message, flat_messages, messages_of
+from mdata.sources.conversation import BadConversation, Message, conversation_of, flat_messages
 from mdata.sources.record_batch import Column
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.types.byte import ByteTokenizer
@@ -62,7 +62,7 @@ def test_both_forms_give_the_same():
     theirs = [{"from": "system", "value": "s"}, {"from": "human", "value": "u"}, {"from": "gpt", "value": ""}]
     assert flat_messages(ours, "all") == flat_messages(theirs, "all") == ["system", "s", "user", "u", "assistant", ""]
     assert flat_messages([{"role": "user", "content": "Hi"}], "all") == ["user", "Hi"]
-    assert messages_of(["user", "Hi"]) == [Message("user", "Hi")]
+    assert conversation_of(["user", "Hi"])[0] == [Message("user", "Hi")]
 
 
 def test_spans_of_chatml_by_hand():
@@ -274,7 +274,7 @@ def test_without_jinja2_one_line_says_so(monkeypatch):
 
 def test_a_golden_conversation():
     """Every token and every bit written out."""
-    column = Column([*USER, *GPT, *USER, "assistant", "", "user", "x", "assistant", "ok"], [8, 12])
+    column = Column([*USER[:2], *GPT[:2], *USER[:2], "assistant", "", "user", "x", "assistant", "ok"], [8, 12])
     found = tokenize_chats(column, WithTokens(), chat=ChatSpec(ChatMl(START, END), "assistant"), eod=256)
     tokens = [
         (START, 0), *((byte, 0) for byte in b"user\nHi"), (END, 0), (10, 0),
@@ -330,9 +330,7 @@ def test_spans_are_the_twins(conversations, train_on, chatml, with_eod):
 def test_a_conversation_that_the_template_refuses_is_a_text_that_is_refused():
     template = JinjaTemplate("own", "{{ raise_exception('no') if messages | length > 2 else 'text' }}", ())
     with pytest.raises(TextRefused, match="text 1: the chat template fails: no"):
-        tokenize_chats(
-            Column([*USER, *USER, *USER, *USER], [2, 8]), ByteTokenizer(), chat=ChatSpec(template, "all"), eod=None
-        )
+        tokenize_chats(Column([*USER[:2] * 4], [2, 8]), ByteTokenizer(), chat=ChatSpec(template, "all"), eod=None)
 
 
 def test_special_tokens_in_what_people_say_are_counted():
@@ -341,3 +339,53 @@ def test_special_tokens_in_what_people_say_are_counted():
         JinjaTemplate("own", "{% for m in messages %}<|endofdocument|>{{ m.content }}{% endfor %}", ()), "all"
     )
     assert tokenize_chats(column, ByteTokenizer(), chat=spec, eod=None).special == 2
+
+
+CALLS = (
+    "{{ bos_token }}{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>{% endif %}"
+    "{% for doc in documents or [] %}[{{ doc.title }}: {{ doc.text }}]{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}{% generation %}"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>{{ message.reasoning_content }}</think>"
+    "{% endif %}"
+    "{{ message.content or '' }}{% for call in message.tool_calls or [] %}"
+    "<call>{{ call.function.name }} {{ call.function.arguments | tojson }}</call>{% endfor %}<|end|>{% endgeneration %}"
+    "{% else %}{{ message.name }}{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+CALLED = [
+    {"role": "user", "name": "Ada", "content": "Rain in K\u00f6ln?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Ask.",
+        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "K\u00f6ln"}}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": '{"rain": true}'},
+    {"role": "assistant", "content": "Yes.", "reasoning_content": "It does."},
+]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"tools": [TOOL]},
+        {"documents": [{"title": "t", "text": "x"}], "chat_template_kwargs": {"enable_thinking": True}},
+    ],
+    ids=["bare", "tools", "documents"],
+)
+def test_the_text_and_the_trained_part_are_those_of_transformers(record):
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = JinjaTemplate("own", CALLS, (("bos_token", "<s>"),))
+    messages, variables = conversation_of(flat_messages(CALLED, "assistant", record=record, template=template))
+    spans = spans_of(messages, template, train_on="assistant", variables=variables)
+    options = {**record, **record.get("chat_template_kwargs", {})}
+    options.pop("chat_template_kwargs", None)
+    texts, places = utils.render_jinja_template(
+        [CALLED], chat_template=CALLS, return_assistant_tokens_mask=True, bos_token="<s>", **options
+    )
+    parts = ["".join(map(str, span)) for span in spans]
+    assert "".join(parts) == texts[0]
+    assert parts[1::2] == [texts[0][start:stop] for start, stop in places[0]]

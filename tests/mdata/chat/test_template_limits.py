@@ -78,7 +78,7 @@ HOSTILE = {
 
 def rendered(source: str) -> str:
     template = JinjaTemplate("t", source, ())
-    return template._text([message._asdict() for message in MESSAGES], prompt=False)
+    return template._text([message.given() for message in MESSAGES], prompt=False)
 
 
 @pytest.fixture(autouse=True)
@@ -168,10 +168,10 @@ def test_other_templates_give_what_they_gave(source, text):
 def test_a_long_text_in_many_parts_is_no_fault():
     message = Message("user", "x" * 100)
     template = JinjaTemplate("t", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", ())
-    assert len(template._text([message._asdict()] * 20_000, prompt=False)) == 20_000 * 107
+    assert len(template._text([message.given()] * 20_000, prompt=False)) == 20_000 * 107
 
 
 def test_limits_grow_with_the_conversation():
     long = [Message("user", "x" * 3_000_000)] * 2
     template = JinjaTemplate("t", "{% for m in messages %}{{ m.content + m.content }}{% endfor %}", ())
-    assert len(template._text([message._asdict() for message in long], prompt=False)) == 12_000_000
+    assert len(template._text([message.given() for message in long], prompt=False)) == 12_000_000
