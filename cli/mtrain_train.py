@@ -163,7 +163,7 @@ def _ending_for_good() -> Iterator[None]:
     from trainer.parallel.world import end_for_good
     from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
     from trainer.run.lost_nodes import LostNodeError, NodesAwaitedError
-    from trainer.run.signals import StoppedAtTimeError
+    from trainer.run.signals import LastTimeError, StoppedAtTimeError
     from trainer.run.step_report import DivergedError
 
     try:
@@ -175,7 +175,8 @@ def _ending_for_good() -> Iterator[None]:
         raise
     except (StoppedAtTimeError, LostNodeError, SupersededError, TooManyRestartsError, DivergedError) as error:
         end_for_good(os.environ, error)
-        if not isinstance(error, StoppedAtTimeError):  # at Slurm's time limit the job is queued again
+        # At Slurm's time limit the job is queued again.
+        if isinstance(error, LastTimeError) or not isinstance(error, StoppedAtTimeError):
             refuse_restart(os.environ)
         raise
 

@@ -26,7 +26,7 @@ from trainer.launching.job import END_FILE, FINAL
 from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
 from trainer.run.metrics import read_metrics
 from trainer.run.run_folder import folder_problems
-from trainer.run.signals import StoppedAtTimeError
+from trainer.run.signals import LastTimeError, StoppedAtTimeError
 from trainer.run.step_report import DivergedError
 from trainer.run.train import TrainResult
 
@@ -551,6 +551,7 @@ def test_a_plan_draws_its_schedule(run_file: str, capsys: pytest.CaptureFixture[
     ("error", "for_good"),
     [
         (StoppedAtTimeError("at its time"), True),
+        (LastTimeError("at run.exit_at"), True),
         (SupersededError("by another job"), True),
         (TooManyRestartsError("three"), True),
         (DivergedError("ten skipped steps"), True),
@@ -570,4 +571,4 @@ def test_only_what_would_end_again_keeps_a_launcher_from_starting_ranks_again(
         raise error
     assert left == [error] * for_good
     # At Slurm's time limit the batch script queues the job again.
-    assert (tmp_path / f"end{FINAL}").exists() == (for_good and not isinstance(error, StoppedAtTimeError))
+    assert (tmp_path / f"end{FINAL}").exists() == (for_good and type(error) is not StoppedAtTimeError)

@@ -274,7 +274,7 @@ class AfterStep:
         gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
         why = "it was skipped or its state is not finite"
         done = "and its checkpoint" if saved else f"without a checkpoint, because {why}"
-        stop(self.asked, where=f"after step {step} {done}", clock=self.end_time.text(self.time_up))
+        stop(self.asked, where=f"after step {step} {done}", deadline=self.end_time.named(self.time_up))
 
 
 def _timed(losses: Mapping[str, Mapping[str, float]], began_s: float) -> dict[str, float]:

@@ -24,12 +24,13 @@ class Deadline(NamedTuple):
 
     Args:
         at_s: seconds since 1970. why: "run.exit_at=...". kills: whether somebody ends the run at that time, so that
-            the checkpoint has to be complete before.
+            the checkpoint has to be complete before. is_last: whether no later start may pass it.
     """
 
     at_s: float
     why: str
     kills: bool = False
+    is_last: bool = False
 
 
 def parse_time(text: str) -> float:
@@ -65,7 +66,7 @@ def deadlines(run: RunSection, env: Mapping[str, str], *, began_s: float) -> lis
     """
     times = []
     if run.exit_at is not None:
-        times.append(Deadline(parse_time(run.exit_at), f'run.exit_at="{run.exit_at}"'))
+        times.append(Deadline(parse_time(run.exit_at), f'run.exit_at="{run.exit_at}"', is_last=True))
     if run.exit_after is not None:
         times.append(Deadline(began_s + 60 * run.exit_after, f"run.exit_after={run.exit_after:g} minutes"))
     end = env.get("SLURM_JOB_END_TIME", "")
@@ -104,14 +105,14 @@ class EndTime:
         if self._asked_s is not None:
             self._steps.append(now - self._asked_s)
         self._asked_s = now
-        for number, (at_s, _, kills) in enumerate(self.deadlines):
+        for number, (at_s, _, kills, _) in enumerate(self.deadlines):
             if now >= at_s - (self.margin_s(save_s) if kills else 0):
                 return ENDS + number
         return 0.0
 
-    def text(self, vote: float) -> str:
-        """The deadline that a vote names, on every rank; "" for none."""
+    def named(self, vote: float) -> Deadline | None:
+        """The deadline that a vote names, on every rank; None: none."""
         number = int(vote - ENDS)
         if number < 0:
-            return ""
-        return self.deadlines[number].why if number < len(self.deadlines) else "a time that rank 0 was given"
+            return None
+        return self.deadlines[number] if number < len(self.deadlines) else Deadline(0.0, "a time that rank 0 was given")

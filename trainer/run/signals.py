@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from mdata import StoppedError
+from trainer.run.end_time import Deadline
 
 SAME_REQUEST_S = 1.0  # between the signals of one request
 HEARD = (signal.SIGTERM, signal.SIGINT)
@@ -33,6 +34,10 @@ class StopVotes(NamedTuple):
 
 class StoppedAtTimeError(StoppedError):
     """The run ended at a known time; its launcher must not start it again in this job."""
+
+
+class LastTimeError(StoppedAtTimeError):
+    """That time was run.exit_at, which no other start may pass."""
 
 
 class StopRequests:
@@ -117,17 +122,20 @@ class ArrivedSignals:
         return next((number for number in reversed(numbers) if number in HEARD), None)
 
 
-def stop(votes: StopVotes, *, where: str, clock: str = "") -> NoReturn:
+def stop(votes: StopVotes, *, where: str, deadline: Deadline | None = None) -> NoReturn:
     """End the run in the way of the received signal.
 
     Args:
         votes: the sums over all ranks of `StopRequests.votes`; at least one is not 0, unless a time has come.
-        where: what the run has done, for the message. clock: which time has come.
+        where: what the run has done, for the message. deadline: that has come.
 
     Raises:
         KeyboardInterrupt: Ctrl-C. StoppedError: SIGTERM. StoppedAtTimeError: the time.
     """
     if votes.ctrl_c:
         raise KeyboardInterrupt
-    kind, by = (StoppedError, "by SIGTERM") if votes.sigterm else (StoppedAtTimeError, f"at {clock},")
-    raise kind(f"stopped {by} {where}", fix="run the same command again to continue")
+    again = "run the same command again to continue"
+    if votes.sigterm or deadline is None:
+        raise StoppedError(f"stopped by SIGTERM {where}", fix=again)
+    kind, later = (LastTimeError, "choose a later run.exit_at, and ") if deadline.is_last else (StoppedAtTimeError, "")
+    raise kind(f"stopped at {deadline.why}, {where}", fix=later + again)

@@ -18,6 +18,7 @@ from trainer.config.sections import MeshSection, RunConfig, RunSection
 from trainer.parallel.mesh import Mesh
 from trainer.run import after_step
 from trainer.run.end_time import ENDS, MARGIN_S, Deadline, EndTime, deadlines, parse_time, time_problems
+from trainer.run.signals import LastTimeError
 from trainer.run.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,7 +46,7 @@ def test_times_are_those_of_the_settings_and_of_slurm() -> None:
     assert not deadlines(NO_RUN, {}, began_s=0.0)
     run = replace(NO_RUN, exit_at="2026-11-26T18:00:00+01:00", exit_after=30.0)
     at, after, slurm = deadlines(run, {"SLURM_JOB_END_TIME": "1800000000"}, began_s=1000.0)
-    assert at == Deadline(1795712400.0, 'run.exit_at="2026-11-26T18:00:00+01:00"')
+    assert at == Deadline(1795712400.0, 'run.exit_at="2026-11-26T18:00:00+01:00"', is_last=True)
     assert after == Deadline(2800.0, "run.exit_after=30 minutes")
     assert slurm == Deadline(1800000000.0, "the time limit of the Slurm job", kills=True)
     assert not deadlines(NO_RUN, {"SLURM_JOB_END_TIME": "1800000000"}, began_s=1800000001.0), "the job was extended"
@@ -79,7 +80,7 @@ def test_a_limit_that_kills_leaves_time_for_the_save_and_two_steps() -> None:
     assert times.margin_s(100.0) == MARGIN_S + 200 + 80, "steps of long ago do not count"
     for clock.now, vote in ((9619.0, 0.0), (9660.0, ENDS + 1)):
         assert times.vote(100.0) == vote
-    assert (times.text(ENDS + 1), times.text(0.0)) == ("limit", "")
+    assert (times.named(ENDS + 1), times.named(0.0)) == (times.deadlines[1], None)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,9 @@ def test_a_run_that_ends_at_its_time_goes_on_bit_for_bit(
         alone(config)
     assert stopped.value.exit_code == 75
     assert f"stopped at {why}, after step 3 and its checkpoint" in str(stopped.value)
+    # A job that is queued again would start after that time, and fail.
+    assert isinstance(stopped.value, LastTimeError) == ("choose a later run.exit_at" in str(stopped.value))
+    assert isinstance(stopped.value, LastTimeError) == ("exit_at" in run)
     assert [folder.name for folder in whole_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-3"]
     monkeypatch.undo()
     alone(replace(config, run=replace(config.run, exit_at=None, exit_after=None)))
