@@ -53,7 +53,6 @@ def _rows(batch: Microbatch, most: int) -> Rows:
         tokens, lengths = batch.encoder
         return Rows(tokens, _mask(tokens, lengths), labels, decoder=batch.tokens_BS)
     assert batch.predicted_M is not None, "a BERT's microbatch tells them"
-    assert batch.lengths_B is not None, "a BERT's rows have lengths"
     others = torch.ones_like(batch.loss_mask_BS, dtype=torch.bool).flatten()
     others[batch.predicted_M] = False
     more = others.nonzero().squeeze(1)[: most - len(batch.predicted_M)]
@@ -63,9 +62,9 @@ def _rows(batch: Microbatch, most: int) -> Rows:
     return Rows(batch.tokens_BS, mask, labels, predicted_M, batch.types_BS, batch.swapped_B)
 
 
-def _mask(tokens: Tensor, lengths: Tensor) -> Tensor | None:
+def _mask(tokens: Tensor, lengths: Tensor | None) -> Tensor | None:
     length = tokens.shape[1]
-    if int(lengths.min()) == length:
+    if lengths is None or int(lengths.min()) == length:
         return None
     return (torch.arange(length, device=tokens.device) < lengths.unsqueeze(1)).long()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -146,6 +147,15 @@ def assemble(parts: list[tuple[str, Any, np.ndarray]]) -> dict[str, np.ndarray]:
         target[box] = values
     assert not any(np.isnan(x).any() for x in whole.values()), "a part of a tensor is held by nobody"
     return whole
+
+
+def on_device(batch: Microbatch, device: torch.device) -> Microbatch:
+    """The microbatch with all its tensors on a device."""
+    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    moved = {name: x.to(device) for name, x in fields.items() if isinstance(x, torch.Tensor)}
+    if (real := batch.real) is not None:
+        moved["real"] = real._replace(flat_M=real.flat_M.to(device), bounds=real.bounds.to(device))
+    return replace(batch, **moved)
 
 
 def check_same_gradients(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:

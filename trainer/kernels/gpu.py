@@ -284,9 +284,15 @@ def _varlen() -> Callable[..., Any] | None:
     return varlen_attn
 
 
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of its parameters, which take longer to find than a kernel to launch."""
+    return tuple(inspect.signature(function).parameters)
+
+
 def _varlen_options(scale: float | None, *, grouped: bool, causal: bool = True) -> dict[str, Any]:
     """The call's keywords, whose names differ between versions of PyTorch."""
-    parameters = inspect.signature(_varlen() or _flex).parameters
+    parameters = _parameters(_varlen() or _flex)
     options: dict[str, Any] = {"is_causal": causal}
     if "is_causal" not in parameters:
         options = {"window_size": (-1, 0) if causal else (-1, -1)}

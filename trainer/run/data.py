@@ -262,8 +262,11 @@ def _masked_rows(
         return replace(microbatch, encoder=encoder)
     if isinstance(rows.kind, mdata.Bert):
         predicted = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1)
-        real = real_tokens(lengths, loss.shape[1], multiple, device) if multiple else None
-        microbatch = replace(microbatch, predicted_M=_moved(predicted, device), real=real)
+        microbatch = replace(microbatch, predicted_M=_moved(predicted, device))
+        if multiple and (lengths == loss.shape[1]).all():
+            microbatch = replace(microbatch, lengths_B=None)  # no kernel has to ask
+        elif multiple:
+            microbatch = replace(microbatch, real=real_tokens(lengths, loss.shape[1], multiple, device))
     if not (isinstance(rows.kind, mdata.Bert) and rows.kind.head):
         return microbatch
     # Padding has the type 0, and in Megatron's order the padding's id.

@@ -18,6 +18,7 @@ from tests.trainer.engines import (
     check_same_gradients,
     layouts,
     logical,
+    on_device,
     reduced,
     small_config,
 )
@@ -107,7 +108,7 @@ def _microbatches(engine, step, multiple=0):
     rows = [
         replace(whole, **{name: getattr(whole, name)[row : row + 1] for name in (*fields, "samples_B")}) for row in mine
     ]
-    return [_packed(row, multiple) for row in rows] if multiple else rows
+    return [on_device(_packed(row, multiple) if multiple else row, engine.world.device) for row in rows]
 
 
 def _packed(batch, multiple):
@@ -387,7 +388,7 @@ def _objective(context, config):
         value, divisor = (each * mask).sum() / mask.sum() + F.cross_entropy(pairs, rows.swapped_B), mask.sum()
     else:
         value, divisor = 0.0, GLOBAL_BATCH
-        for batch in _microbatches(engine, 0):
+        for batch in (on_device(x, torch.device("cpu")) for x in _microbatches(engine, 0)):
             logits, pairs = _plain(plain, batch)
             each = F.cross_entropy(logits[0], batch.labels_BS[0], reduction="none")
             mean = (each * batch.loss_mask_BS[0]).sum() / batch.loss_mask_BS[0].sum()

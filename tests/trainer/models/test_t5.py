@@ -109,7 +109,8 @@ def _microbatches(engine: Any, step: int = 0) -> list[Microbatch]:
     rows = np.arange(batch).reshape(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
     made = []
     for r in rows:
-        parts = [torch.from_numpy(x[r]) for x in (tokens, labels, mask, own, encoder, lengths)]
+        every = (tokens, labels, mask, own, encoder, lengths)
+        parts = [torch.from_numpy(x[r]).to(engine.world.device) for x in every]
         made.append(
             Microbatch(
                 tokens_BS=parts[0],
@@ -117,7 +118,7 @@ def _microbatches(engine: Any, step: int = 0) -> list[Microbatch]:
                 loss_mask_BS=parts[2],
                 lengths_B=parts[3],
                 encoder=EncoderTokens(parts[4], parts[5]),
-                samples_B=torch.from_numpy(r + step * batch),
+                samples_B=torch.from_numpy(r + step * batch).to(engine.world.device),
             )
         )
     return made

@@ -195,6 +195,14 @@ def test_the_head_gets_a_multiple_of_tokens_on_a_gpu(masked, size):
     assert len(predicted_tokens(np.ones((3, 1), np.float32), 4)) == 3, "there are no more tokens"
 
 
+def test_full_rows_have_no_lengths_where_padding_is_left_out(corpora):
+    dataset = open_by_keys(corpora["bert"], sequence_length=8, kind="bert", head=False, full_rows=True)
+    batch = collate(dataset, np.arange(3))
+    batch.rows.fields["padding_mask"][:] = 1
+    told = [to_device(batch, torch.device("cpu"), vocab_size=dataset.vocab_size, multiple=n) for n in (0, 4)]
+    assert told[0].lengths_B.tolist() == [8] * 3 and told[1].lengths_B is None and told[1].real is None
+
+
 def test_rows_of_one_text_have_no_types_and_no_pairs(corpora):
     dataset = open_by_keys(corpora["bert"], sequence_length=LENGTH, kind="bert", head=False)
     _, microbatch = moved(dataset, np.arange(4))
