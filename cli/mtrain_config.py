@@ -62,7 +62,7 @@ def _explain(name: str, console: Console) -> int:
     from mdata.util.option_synonyms import nearest
     from trainer.config.describe import describe
 
-    keys = [key for key in describe() if name in (key.name, *key.name.split("."))]
+    keys = [key for key in describe() if name in (key.name, *key.name.split(".")) or key.name.startswith(f"{name}.")]
     if not keys:
         every = [key.name for key in describe()]
         near = [key_name for key_name in every if name in key_name] or list(filter(None, [nearest(name, every)]))

@@ -16,7 +16,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from mdata.dataset.mock_data import MOCK
 from mdata.util import atomic_io
 from trainer.config.parse import ReadConfig, parse_config, problems_error
 from trainer.config.presets import PRESETS
+from trainer.models.family import family_named
 
 from .console import Console, Parser
 from .mtrain_plan import gpus_described
@@ -166,13 +167,19 @@ def ask_all(ask: _Questions) -> Draft:
     from trainer.run.data import open_data
 
     data = ask("data", _data_nearby(), str)
-    facts = None if data == MOCK else open_data(_parsed(_provisional(data))).facts
+    opened = None if data == MOCK else open_data(_parsed(_provisional(data)))
+    facts = None if opened is None else opened.facts
+    levels = set() if opened is None else {component.corpus.manifest.level for component in opened.train.components}
     visible = _visible_gpus()
-    model = ask("model", "350M" if visible else "10M", lambda text: model_keys(text, facts))
-    parameters = _parameters({**_provisional(data), "model": model}, facts)
+    size = "bert-base" if levels == {"sentence"} else "350M" if visible else "10M"
+    model = ask("model", size, lambda text: model_keys(text, facts))
+    kind = _kind(model, levels)
+    provisional = _provisional(data) | {"model": model}
+    provisional["data"] |= kind
+    parameters = _parameters(provisional, facts)
     recipe = min(RECIPES, key=lambda recipe: abs(math.log(parameters / recipe.parameters)))
     gpus = ask("gpus", str(visible), lambda text: whole(text, "gpus", least=0))
-    longest = PRESETS.get(model.get("preset", ""), {}).get("max_position", 4096)
+    longest = PRESETS.get(model.get("preset", ""), {}).get("max_position", 512 if kind == {"kind": "t5"} else 4096)
     shortest = min((tokens for _, tokens in facts.components), default=longest) if facts else longest
     longest = min(longest, 4096, 1 << max(shortest - 1, 1).bit_length() - 1)
     tokens = ask("sequence_length", str(longest), lambda text: whole(text, "sequence-length"))
@@ -186,7 +193,7 @@ def ask_all(ask: _Questions) -> Draft:
     tables: Tables = {
         "run": {"folder": folder},
         "model": model,
-        "data": {"blend": data},
+        "data": {"blend": data, **kind},
         "mesh": {},
         "train": {"sequence_length": tokens, "global_batch": batch, "micro_batch": 1, **length},
         "optimizer": {"lr": recipe.lr, "min_lr": float(f"{recipe.lr / 10:.3g}"), "warmup_fraction": 0.01},
@@ -201,6 +208,15 @@ def ask_all(ask: _Questions) -> Draft:
         except UsageError:  # too few documents for a validation set
             del tables["data"]["split"]
     return Draft(tables, gpus, facts)
+
+
+def _kind(model: Mapping[str, Any], levels: Collection[str]) -> dict[str, str]:
+    """data.kind, where it is not the default: what the family trains on, or conversations where the data are such."""
+    family = PRESETS.get(model.get("preset", ""), {}).get("family", "gpt")
+    kinds = family_named(family).data_kinds
+    if "gpt" not in kinds:
+        return {"kind": kinds[0]}
+    return {"kind": "chat"} if levels == {"chat"} else {}
 
 
 def model_keys(answer: str, facts: DataFacts | None) -> dict[str, Any]:
@@ -302,7 +318,7 @@ def _trackers(answer: str) -> list[str]:
 
 def _data_nearby() -> str:
     """A blend or the only corpus of this folder; otherwise mock."""
-    corpora = sorted(Path().glob("*_document.json"))
+    corpora = sorted(path for level in ("document", "sentence", "chat") for path in Path().glob(f"*_{level}.json"))
     if Path("blend.json").is_file():
         return "blend.json"
     return str(corpora[0]) if len(corpora) == 1 else "mock"

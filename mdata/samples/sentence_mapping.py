@@ -51,8 +51,8 @@ class MappingOptions:
         if not 2 <= self.longest <= _MOST_TARGET:
             raise UsageError(
                 "the sequence length leaves no room for text",
-                found=f"{self.longest} tokens",
-                expected="2 or more, beside the special tokens",
+                found=f"{max(self.longest, 0)} tokens beside the special ones",
+                expected="2 or more",
             )
         if not 0.0 <= self.short_probability <= 1.0:
             raise UsageError("short_probability is not between 0 and 1", found=str(self.short_probability))

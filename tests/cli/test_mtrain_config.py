@@ -40,6 +40,11 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "--key", "norm")[1].startswith(out) and "kernels.norm: " in told(capsys, "--key", "norm")[1]
     assert told(capsys, "--key", "num_heads")[1] == told(capsys, "--key", "model.num_heads")[1]
     assert "model.bias" in told(capsys, "--key", "model")[1]
+    section = told(capsys, "--key", "model.bert")[1]
+    assert (
+        section.count("model.bert.") == section.count("\n") // 2
+        and told(capsys, "--key", "model.bert.norm")[1] in section
+    )
     families = ", ".join(map(repr, get_args(FamilyName)))
     assert told(capsys, "--key", "model.family")[1].endswith(f"one of {families}; default: 'gpt'\n")
     assert told(capsys, "--key", "run.folder")[1].endswith("a string, required\n")

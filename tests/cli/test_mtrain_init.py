@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from cli.mtrain import main
 from cli.mtrain_init import number, shape_of, short
 from mdata import UsageError
 from tests.helpers.examples import SOAK
-from tests.helpers.runs import make_mix
+from tests.helpers.runs import make_chat, make_mix, make_sentences
 from trainer.config.parse import load_config, read_config
 from trainer.run.launch import survey
 
@@ -54,6 +55,21 @@ def test_random_answers_make_files_that_pass_the_check(here: Path, capsys: pytes
             continue
         assert problems(here / "run.toml", max(gpus, 1)) == [], words
     assert refused < 10
+
+
+@pytest.mark.parametrize(
+    ("make", "model", "kind"),
+    [(make_sentences, [], "bert"), (make_sentences, ["--model", "t5-small"], "t5"), (make_chat, [], "chat")],
+)
+def test_the_kind_of_samples_follows_from_the_corpus_and_the_model(
+    here: Path, make: Callable[[Path], Path], model: list[str], kind: str
+) -> None:
+    made = make(here)
+    length = ["--sequence-length", "128" if kind == "chat" else "64"]
+    assert main(["init", "--yes", "--quiet", "--gpus", "0", "--data", str(made), *length, *model]) == 0
+    config = load_config(here / "run.toml")
+    assert config.data.kind == kind and config.model.family == {"chat": "gpt"}.get(kind, kind)
+    assert problems(here / "run.toml", 1) == []
 
 
 def test_the_default_folder_is_not_that_of_a_run(here: Path) -> None:

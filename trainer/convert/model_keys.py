@@ -43,7 +43,7 @@ def model_config(
     tables["train"]["sequence_length"] = context
     family = keys.get("family") or PRESETS.get(keys.get("preset") or "", {}).get("family", "gpt")
     if (kind := family_named(family).data_kinds[0]) != "gpt":
-        tables["data"] = {"blend": "unknown", "kind": kind}  # mock data are of one kind
+        tables["data"]["kind"] = kind
     for name, table in (more or {}).items():
         tables[name] = {**tables.get(name, {}), **table}
     config, problems = parse_config(tables)

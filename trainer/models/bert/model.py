@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.config.sections import RunConfig
+from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Parallel, as_input
 from trainer.layers.dropout import TokenPlaces
@@ -66,8 +66,17 @@ class Bert(GPT):
 
     shape: BertShape
 
-    def __init__(self, shape: BertShape, place: Place, **options: Any) -> None:
-        super().__init__(shape, place, **options)
+    def __init__(
+        self,
+        shape: BertShape,
+        place: Place,
+        *,
+        groups: Mapping[str, Group],
+        kernels: Kernels,
+        recompute: RecomputeSection,
+        seed: int,
+    ) -> None:
+        super().__init__(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed)
         width, tp = shape.hidden_size, self.parallel.tp
         self.whole_rows = Parallel(tp, sequence_parallel=False)
         if place.is_first and shape.token_types:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.config.sections import RunConfig
+from trainer.kernels.table import Kernels
+from trainer.layers.base import Parallel
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered
 from trainer.models.gpt_neox import GPTNeoXShape
 from trainer.parallel.collectives import Group
@@ -28,8 +29,10 @@ class ParallelBlock(Block):
 class SharedNormBlock(Block):
     """x + attention(norm(x)) + mlp(norm(x)), with one norm."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self, shape: GPTNeoXShape, parallel: Parallel, *, number: int, kernels: Kernels, seed: int, selective: bool
+    ) -> None:
+        super().__init__(shape, parallel, number=number, kernels=kernels, seed=seed, selective=selective)
         self.mlp_norm = None
 
     def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from trainer.config.sections import RunConfig
-from trainer.layers.base import as_input
+from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.kernels.table import Kernels
+from trainer.layers.base import Parallel, as_input
 from trainer.layers.block_hooks import enter_block
 from trainer.layers.cross_attention import (
     CrossAttention,
@@ -58,12 +59,13 @@ class T5Block(Block):
 
     attention_shape = staticmethod(attention_shape)
 
-    def __init__(self, shape: T5Shape, parallel: Any, **options: Any) -> None:
-        super().__init__(shape, parallel, **options)
-        if options["number"] < shape.encoder_layers:
+    def __init__(
+        self, shape: T5Shape, parallel: Parallel, *, number: int, kernels: Kernels, seed: int, selective: bool
+    ) -> None:
+        super().__init__(shape, parallel, number=number, kernels=kernels, seed=seed, selective=selective)
+        if number < shape.encoder_layers:
             return
-        kernels, seed, layer = options["kernels"], options["seed"], options["number"] + 1
-        site = functools.partial(Dropout, seed=seed, layer=layer, kernels=kernels)
+        site = functools.partial(Dropout, seed=seed, layer=number + 1, kernels=kernels)
         weights = site(shape.scores.dropout, site="cross_weights") if shape.scores.dropout else None
         self.cross_norm = make_norm(shape, kernels)
         self.cross = CrossAttention(cross_shape(shape), parallel, kernels=kernels, dropout=weights)
@@ -94,14 +96,22 @@ class T5(GPT):
     block_type = T5Block
     shape: T5Shape
 
-    def __init__(self, shape: T5Shape, place: Place, **options: Any) -> None:
-        super().__init__(shape, place, **options)
+    def __init__(
+        self,
+        shape: T5Shape,
+        place: Place,
+        *,
+        groups: Mapping[str, Group],
+        kernels: Kernels,
+        recompute: RecomputeSection,
+        seed: int,
+    ) -> None:
+        super().__init__(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed)
         self.chunks = of_stacks(self.chunks, shape.encoder_layers)
         heads, blocks = shape.num_heads // self.parallel.tp.size, place.blocks(shape.num_layers)
         # Another layer's number, so that the two embeddings drop other features.
         self.drop_decoder = Dropout(
-            shape.hidden_dropout, seed=options["seed"], layer=shape.num_layers + 1, site="embedding",
-            kernels=self.kernels,
+            shape.hidden_dropout, seed=seed, layer=shape.num_layers + 1, site="embedding", kernels=kernels,
         )  # fmt: skip
         if shape.is_relative and place.is_first:
             self.encoder_bias = RelativeBias(shape.relative_buckets, heads)
