@@ -19,7 +19,7 @@ from typing import get_args
 
 from mdata import UsageError
 from mdata.dedup.dedup import DedupResult, dedup, run_stage
-from mdata.dedup.plan import ALL, DedupOptions, Hash, Stage, parse_ngram
+from mdata.dedup.plan import ALL, COMPATIBLE, DedupOptions, Hash, Jaccard, Stage, parse_ngram
 from mdata.preprocessing.parts import parse_shard
 
 from .console import Console, Parser
@@ -43,10 +43,12 @@ def add_arguments(parser: Parser) -> None:
     add("--json-key", default="text", metavar="KEY", help="key or column of the text (default: text)")
     add("--exact", action="store_true", help="find exact duplicates only (same words, ignoring case and accents)")
     add("--bands", type=int, metavar="B", help="bands per signature; more find less similar documents (default: 14)")
-    add("--rows", type=int, default=8, metavar="R", help="values per band; more find fewer documents (default: 8)")
-    add("--ngram", default="5", metavar="N", help="words of an n-gram, or characters:N (default: 5)")
-    add("--hash", default="xxhash64", choices=get_args(Hash), help="hash of an n-gram (default: xxhash64)")
-    add("--verify", type=float, default=0.0, metavar="J", help="compare near-duplicates: keep those that share less")
+    add("--rows", type=int, metavar="R", help="values per band; more find fewer documents (default: 8)")
+    add("--ngram", metavar="N", help="words of an n-gram, or characters:N (default: 5)")
+    add("--hash", choices=get_args(Hash)[:3], help="hash of an n-gram (default: xxhash64)")
+    add("--verify", type=float, metavar="J", help="compare near-duplicates: keep those that share less")
+    add("--jaccard", default="union", choices=get_args(Jaccard), help="--verify: a share of what (default: union)")
+    add("--compat", choices=COMPATIBLE, help="find what datatrove's minhash, or Megatron-LM's tools/openwebtext finds")
     add("--workers", type=int, default=0, metavar="W", help="threads (default: all cores)")
     add("--shard", metavar="K/N", help="of a stage: task K of N (default: 1/1)")
     add("--parts", type=int, default=0, metavar="N", help="tasks that sign had (default: those that are there)")
@@ -63,15 +65,23 @@ def options_of(arguments: argparse.Namespace) -> DedupOptions:
         raise UsageError(
             f"--shard {arguments.shard} without a stage", fix="mdata dedup sign --shard ..., or mdata launch"
         )
-    unit, ngram = parse_ngram(arguments.ngram)
-    names = ("input", "output", "against", "json_key", "rows", "hash", "verify", "workers", "parts", "ranges")
+    given = {name: getattr(arguments, name) for name in ("bands", "rows", "hash", "verify")}
+    if arguments.ngram is not None:
+        given["unit"], given["ngram"] = parse_ngram(arguments.ngram)
+    given = {name: value for name, value in given.items() if value is not None}
+    if arguments.exact:
+        given["bands"] = 0
+    compatible = COMPATIBLE.get(arguments.compat, {})
+    if arguments.compat == "megatron" and (wrong := sorted({"unit", "hash"} & set(given))):
+        raise UsageError(
+            f"--compat megatron decides --{wrong[0].replace('unit', 'ngram')}", fix="leave one of them out"
+        )
+    names = ("input", "output", "against", "json_key", "jaccard", "workers", "parts", "ranges")
     return DedupOptions(
         **{name: getattr(arguments, name) for name in names},
+        **{**compatible, **given},
         include=tuple(arguments.include),
         exclude=tuple(arguments.exclude),
-        bands=0 if arguments.exact else 14 if arguments.bands is None else arguments.bands,
-        unit=unit,
-        ngram=ngram,
         shard=parse_shard(arguments.shard) if arguments.shard else ALL,
     )
 

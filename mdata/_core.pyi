@@ -648,11 +648,13 @@ class MinHashSigner:
     Args:
         a, b: of each permutation (a x + b mod 2^64) mod (2^61 - 1), band by band.
         rows: permutations of a band. ngram: units of an n-gram.
-        unit: "words" or "characters" of the normal form, or "given": words that the text has between single blanks.
-        hash: of an n-gram: "xxhash64", "sha1-64", or "sha1-32", with which signatures have 32 bits.
+        unit: "words" or "characters" of the normal form; "given": words that the text has between single blanks; "raw":
+            bytes of the text, its sets being of code points without the last n-gram, as Megatron's are.
+        hash: of an n-gram: "xxhash64", "sha1-64", or "sha1-32", with which signatures have 32 bits; "murmur3", for raw
+            bytes alone: the smallest of -1 and the signed hashes by each of the seeds `a`.
 
     Raises:
-        ValueError: bands of unequal size, or none of either, or another unit or hash.
+        ValueError: bands of unequal size, or none of either, another unit or hash, or raw without murmur3.
     """
 
     def __init__(

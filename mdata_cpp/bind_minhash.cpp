@@ -43,10 +43,11 @@ py::tuple sign(const mh::Signer& signer, const py::list& texts) {
             begins.clear();
             signer.normal_form(normal_form(), views[number], forms, begins);
             ends.push_back(static_cast<std::int64_t>(forms.size()));
-            signer.ngram_hashes(std::string_view(forms).substr(start), begins, hashes);
+            const std::string_view form = std::string_view(forms).substr(start);
+            signer.ngram_hashes(form, begins, hashes);
             has_ngram[number] = !hashes.empty();
             if (hashes.empty()) continue;
-            signer.minima(hashes, signature);
+            signer.signature(form, hashes, signature);
             signer.band_keys(signature, &keys[number * signer.bands()]);
         }
     }
@@ -187,11 +188,13 @@ void bind_minhash(py::module_& module) {
                  const auto units = named<mh::Unit>("unit", unit,
                                                     {{"words", mh::Unit::words},
                                                      {"characters", mh::Unit::characters},
-                                                     {"given", mh::Unit::given}});
+                                                     {"given", mh::Unit::given},
+                                                     {"raw", mh::Unit::raw}});
                  const auto hashes = named<mh::Hash>("hash", hash,
                                                      {{"xxhash64", mh::Hash::xxh64},
                                                       {"sha1-64", mh::Hash::sha1_64},
-                                                      {"sha1-32", mh::Hash::sha1_32}});
+                                                      {"sha1-32", mh::Hash::sha1_32},
+                                                      {"murmur3", mh::Hash::murmur3}});
                  return std::make_unique<mh::Signer>(view(a), view(b), rows, ngram, units, hashes);
              }),
              py::arg("a"), py::arg("b"), py::arg("rows"), py::arg("ngram"), py::arg("unit") = "words",

@@ -227,8 +227,45 @@ MDATA_MINHASH_CLONES inline void minima_of(const std::uint64_t* hashes, std::siz
     std::copy(least, least + kLanes, minima);
 }
 
-enum class Unit { words, characters, given };  // given: words that the text has between single blanks
-enum class Hash { xxh64, sha1_64, sha1_32 };
+// The smallest of -1 and MurmurHash3_x86_32 (Appleby) of all n-grams of bytes, as signed numbers, for each seed: what
+// Megatron's find_duplicates.py computes, whose start value of 2^32 - 1 is -1 where hashes are signed.
+MDATA_MINHASH_CLONES inline void murmur_minima_of(std::string_view bytes, std::size_t ngram,
+                                                  const std::uint64_t* seeds, std::uint64_t* minima) {
+    constexpr std::size_t kSeeds = 2 * kLanes;
+    std::uint32_t start[kSeeds];
+    std::int32_t least[kSeeds];
+    for (std::size_t lane = 0; lane < kSeeds; ++lane)
+        start[lane] = static_cast<std::uint32_t>(seeds[lane]), least[lane] = -1;
+    const auto mixed = [](std::uint32_t block) { return std::rotl(block * 0xCC9E2D51, 15) * 0x1B873593; };
+    for (std::size_t first = 0; first + ngram <= bytes.size(); ++first) {
+        std::uint32_t hash[kSeeds];
+        std::copy(start, start + kSeeds, hash);
+        std::size_t at = first;
+        for (; at + 4 <= first + ngram; at += 4) {
+            std::uint32_t block;
+            std::memcpy(&block, bytes.data() + at, sizeof block);
+            block = mixed(block);
+            for (std::size_t lane = 0; lane < kSeeds; ++lane)
+                hash[lane] = std::rotl(hash[lane] ^ block, 13) * 5 + 0xE6546B64;
+        }
+        std::uint32_t tail = 0;
+        for (std::size_t byte = first + ngram; byte-- > at;) tail = tail << 8 | static_cast<unsigned char>(bytes[byte]);
+        tail = at < first + ngram ? mixed(tail) : 0;
+        for (std::size_t lane = 0; lane < kSeeds; ++lane) {
+            std::uint32_t value = hash[lane] ^ tail ^ static_cast<std::uint32_t>(ngram);
+            value = (value ^ value >> 16) * 0x85EBCA6B;
+            value = (value ^ value >> 13) * 0xC2B2AE35;
+            const auto number = static_cast<std::int32_t>(value ^ value >> 16);
+            least[lane] = number < least[lane] ? number : least[lane];
+        }
+    }
+    for (std::size_t lane = 0; lane < kSeeds; ++lane) minima[lane] = static_cast<std::uint32_t>(least[lane]);
+}
+
+// given: words that the text has between single blanks. raw: bytes of the text; sets are of code points, and the last
+// n-gram is missing, as in Megatron's find_duplicates.py.
+enum class Unit { words, characters, given, raw };
+enum class Hash { xxh64, sha1_64, sha1_32, murmur3 };
 
 // The signatures of texts with one set of permutations.
 class Signer {
@@ -246,7 +283,9 @@ public:
           b_(b.begin(), b.end()) {
         if (a.size() != b.size() || rows == 0 || ngram == 0 || a.size() % rows != 0)
             throw std::invalid_argument("bands of equal size, with a and b for each permutation");
-        const std::size_t whole = (count_ + kLanes - 1) / kLanes * kLanes;
+        if ((unit == Unit::raw) != (hash == Hash::murmur3))
+            throw std::invalid_argument("murmur3 hashes raw bytes, and nothing else does");
+        const std::size_t whole = (count_ + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes);
         a_.resize(whole), b_.resize(whole);
     }
 
@@ -254,7 +293,7 @@ public:
     void normal_form(const NormalForm& words, std::string_view text, std::string& form,
                      std::vector<std::uint32_t>& begins) const {
         const std::size_t start = form.size();
-        if (unit_ == Unit::given) form += text;
+        if (unit_ == Unit::given || unit_ == Unit::raw) form += text;
         else words.append(text, form, begins);
         if (unit_ == Unit::words) return;
         begins.clear();
@@ -263,6 +302,17 @@ public:
                                                        : (static_cast<unsigned char>(form[start + at]) & 0xC0) != 0x80;
             if (is_first) begins.push_back(static_cast<std::uint32_t>(at));
         }
+        if (unit_ == Unit::raw && !begins.empty()) begins.pop_back();
+    }
+
+    // The signature of a normal form that has an n-gram, whose hashes are given.
+    void signature(std::string_view form, std::span<const std::uint64_t> hashes,
+                   std::vector<std::uint64_t>& signature) const {
+        if (hash_ != Hash::murmur3) return minima(hashes, signature);
+        signature.resize(a_.size());
+        for (std::size_t first = 0; first < a_.size(); first += 2 * kLanes)
+            murmur_minima_of(form, ngram_, &a_[first], &signature[first]);
+        signature.resize(count_);
     }
 
     std::size_t bands() const { return count_ / rows_; }
@@ -279,10 +329,10 @@ public:
     void ngram_hashes(std::string_view form, std::span<const std::uint32_t> begins,
                       std::vector<std::uint64_t>& hashes) const {
         hashes.clear();
-        const std::size_t blank = unit_ == Unit::characters ? 0 : 1;  // between words
+        const std::size_t blank = unit_ == Unit::words || unit_ == Unit::given ? 1 : 0;
         for (std::size_t first = 0; first + ngram_ <= begins.size(); ++first) {
             const std::size_t last = first + ngram_;
-            const std::size_t end = last == begins.size() ? form.size() : begins[last] - blank;
+            const std::size_t end = last == begins.size() ? size_of(form) : begins[last] - blank;
             hashes.push_back(hash_of(form.substr(begins[first], end - begins[first])));
         }
     }
@@ -295,7 +345,16 @@ public:
 
 private:
     std::uint64_t hash_of(std::string_view gram) const {
-        return hash_ == Hash::xxh64 ? xxh64(gram) : sha1(gram, hash_ == Hash::sha1_64 ? 8 : 4);
+        if (hash_ == Hash::xxh64 || hash_ == Hash::murmur3) return xxh64(gram);
+        return sha1(gram, hash_ == Hash::sha1_64 ? 8 : 4);
+    }
+
+    // Where the last unit ends: of raw bytes the last code point is left out.
+    std::size_t size_of(std::string_view form) const {
+        std::size_t size = form.size();
+        if (unit_ != Unit::raw) return size;
+        while (size > 0 && (static_cast<unsigned char>(form[size - 1]) & 0xC0) == 0x80) --size;
+        return size > 0 ? size - 1 : 0;
     }
 
     std::size_t count_, rows_, ngram_;

@@ -78,10 +78,11 @@ def match(job: DedupJob, task: PartNumber, progress: Progress) -> None:
 
 
 def _match_piece(job: DedupJob, piece: Piece, parts: list[SignedPart], folder: Path) -> dict[str, Any]:
+    exact = piece.section == 0
     runs = [run for part in parts for run in part.of_section(piece.section)]
+    runs = [] if exact and not job.options.join_equal else runs
     words = 2 if piece.section else 3
     name = f"{piece.section:03}"
-    exact = piece.section == 0
     compared = bool(job.options.verify) and not exact
     with merged(runs, words, scratch=folder / name, low=piece.low, high=piece.high) as merger:
         if compared:
@@ -256,9 +257,10 @@ def _are_near(
         finally:
             for fd in fds:
                 os.close(fd)
-        union = ends[0][:, 2] + ends[1][:, 2] - common
-        # Exactly: common / union >= least.
-        near[places] = common * least.denominator >= union * least.numerator
+        one, other = ends[0][:, 2], ends[1][:, 2]
+        of = {"union": one + other - common, "min": np.minimum(one, other), "max": np.maximum(one, other)}
+        # Exactly: common / of >= least.
+        near[places] = common * least.denominator >= of[job.options.jaccard] * least.numerator
     return near
 
 

@@ -35,8 +35,15 @@ _SEED = 1  # of the permutations, as datatrove's
 
 Keys = npt.NDArray[np.uint64]
 Stage = Literal["sign", "match", "sets", "verify", "group"]
-Unit = Literal["words", "characters", "given"]
-Hash = Literal["xxhash64", "sha1-64", "sha1-32"]
+Unit = Literal["words", "characters", "given", "raw"]
+Hash = Literal["xxhash64", "sha1-64", "sha1-32", "murmur3"]
+Jaccard = Literal["union", "min", "max"]
+COMPATIBLE: Mapping[str, Mapping[str, Any]] = {
+    "datatrove": {"bands": 14, "rows": 8, "join_equal": False},
+    "megatron": {"bands": 10, "rows": 10, "unit": "raw", "hash": "murmur3", "verify": 0.7, "join_equal": False},
+}
+"""Options that find what another program does: datatrove's minhash, Megatron-LM's tools/openwebtext."""
+_MEGATRONS_SEED = 1234
 ALL = PartNumber(1, 1)
 
 
@@ -52,10 +59,12 @@ class DedupOptions:
         json_key: the key or column that holds the text. input_format: "auto" decides by name and content.
         text_documents: a document of plain text is a file, or a paragraph.
         bands, rows: of a signature; documents with an equal band are near-duplicates. bands 0: only equal texts are.
-        ngram: units of an n-gram. unit: words or characters of the normal form, or the words that the text has
-            between single blanks.
-        hash: of an n-gram; those by SHA-1 are datatrove's.
+        ngram: units of an n-gram. unit: words or characters of the normal form, the words that the text has between
+            single blanks, or the raw text.
+        hash: of an n-gram; those by SHA-1 are datatrove's, and murmur3 of raw text is Megatron's.
         verify: near-duplicates share at least this part of their distinct n-grams; 0: they are not compared.
+        jaccard: a part of the n-grams of both, or of the smaller or larger of the two.
+        join_equal: equal texts are duplicates even if they are shorter than an n-gram.
         workers: threads; the result is the same.
         shard: which task of a stage, "3/64". parts: tasks of `sign`, and ranges: of `match`, for the stages after
             them; 0: those that are there.
@@ -75,6 +84,8 @@ class DedupOptions:
     unit: Unit = "words"
     hash: Hash = "xxhash64"
     verify: float = 0
+    jaccard: Jaccard = "union"
+    join_equal: bool = True
     workers: int = 0
     shard: PartNumber = ALL
     parts: int = 0
@@ -84,9 +95,11 @@ class DedupOptions:
         for name, least, most in (("bands", 0, 256), ("rows", 1, 256), ("ngram", 1, 64), ("verify", 0, 1)):
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}", expected=f"{least} to {most}")
-        for name, allowed in (("unit", get_args(Unit)), ("hash", get_args(Hash))):
+        for name, allowed in (("unit", get_args(Unit)), ("hash", get_args(Hash)), ("jaccard", get_args(Jaccard))):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name} is {getattr(self, name)!r}", expected=", ".join(allowed))
+        if (self.unit == "raw") != (self.hash == "murmur3"):
+            raise UsageError(f"unit is {self.unit}, hash is {self.hash}", expected="raw with murmur3, or neither")
         if self.workers < 0:
             raise UsageError(f"workers is {self.workers}", expected="at least 1, or 0 for all cores")
 
@@ -98,7 +111,7 @@ class DedupOptions:
     @property
     def content(self) -> dict[str, Any]:
         """What decides the result, besides the files."""
-        near = ("rows", "ngram", "unit", "hash") if self.bands else ("unit",)
+        near = ("rows", "ngram", "unit", "hash", "jaccard", "join_equal") if self.bands else ("unit",)
         names = ("json_key", "input_format", "text_documents", "bands", *near)
         verify = {"verify": float(self.verify)} if self.bands else {}
         return {**{name: getattr(self, name) for name in names}, **verify}
@@ -121,8 +134,11 @@ def permutations(count: int) -> tuple[Keys, Keys]:
 def signer_of(content: Mapping[str, Any]) -> _core.MinHashSigner:
     """The signer of options, see `DedupOptions.content`."""
     rows, ngram = content.get("rows", 1), content.get("ngram", 5)
-    a, b = permutations(max(1, content["bands"]) * rows)
-    return _core.MinHashSigner(a, b, rows, ngram, content.get("unit", "words"), content.get("hash", "xxhash64"))
+    hash, count = content.get("hash", "xxhash64"), max(1, content["bands"]) * rows
+    a, b = permutations(count)
+    if hash == "murmur3":
+        a = b = np.random.RandomState(_MEGATRONS_SEED).randint(0, 1_000_000, size=count).astype(np.uint64)
+    return _core.MinHashSigner(a, b, rows, ngram, content.get("unit", "words"), hash)
 
 
 class DedupJob:
