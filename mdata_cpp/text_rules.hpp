@@ -241,53 +241,45 @@ inline void gopher(std::string_view text, std::span<const Word> words, std::span
     measures[7] = static_cast<double>(std::count(seen.begin(), seen.end(), true));
 }
 
-// Numbers of things by their hash, with how often each was added; cleared in time of what it will hold.
+// Numbers of things by their hash; cleared in time of what it will hold.
 class Seen {
 public:
-    struct Entry {
-        std::uint32_t hash;  // its upper half
-        std::uint32_t first, count;
-    };
-
     void clear(std::size_t most) {
         std::size_t size = 16;
         while (size < 2 * most) size *= 2;
-        slots_.assign(size, 0);
-        entries_.clear();
+        slots_.assign(size, {0, 0});
     }
 
-    // Whether an equal one was there; `equal` compares with the number of another one.
+    // The number of an equal thing that is there, or `number`, which is there now; `equal` compares with a number.
     template <typename Equal>
-    bool add(std::size_t number, std::uint64_t hash, Equal&& equal) {
+    std::size_t add(std::size_t number, std::uint64_t hash, Equal&& equal) {
         const auto upper = static_cast<std::uint32_t>(hash >> 32);
         for (std::size_t at = hash & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
-            if (slots_[at] == 0) {
-                entries_.push_back({upper, static_cast<std::uint32_t>(number), 1});
-                slots_[at] = static_cast<std::uint32_t>(entries_.size());
-                return false;
+            Slot& slot = slots_[at];
+            if (slot.number == 0) {
+                slot = {upper, static_cast<std::uint32_t>(number) + 1};
+                return number;
             }
-            Entry& entry = entries_[slots_[at] - 1];
-            if (entry.hash == upper && equal(entry.first)) {
-                ++entry.count;
-                return true;
-            }
+            if (slot.hash == upper && equal(slot.number - 1)) return slot.number - 1;
         }
     }
 
-    std::span<const Entry> entries() const { return entries_; }
-
 private:
-    std::vector<std::uint32_t> slots_;
-    std::vector<Entry> entries_;
+    struct Slot {
+        std::uint32_t hash;    // its upper half
+        std::uint32_t number;  // and one more; 0: nothing
+    };
+
+    std::vector<Slot> slots_;
 };
 
-// Hashes of substrings between word borders in constant time each: a polynomial of bytes modulo 2^61 - 1 (Karp and
-// Rabin 1987). Substrings of equal hashes are compared byte by byte, so the base only decides the speed.
+// Hashes of substrings between word borders in constant time each: a polynomial of bytes modulo 2^64 (Karp and Rabin
+// 1987). Substrings of equal hashes are compared byte by byte, so the hash only decides the speed.
 class Prefixes {
 public:
     Prefixes() : powers_(kPowers) {
         powers_[0] = 1;
-        for (std::size_t count = 1; count < kPowers; ++count) powers_[count] = multiply(powers_[count - 1], kBase);
+        for (std::size_t count = 1; count < kPowers; ++count) powers_[count] = powers_[count - 1] * kBase;
     }
 
     void clear() {
@@ -297,7 +289,7 @@ public:
 
     void add(std::string_view word) {
         std::uint64_t sum = sums_.back();
-        for (const char c : word) sum = reduced(multiply(sum, kBase) + static_cast<unsigned char>(c) + 1);
+        for (const char c : word) sum = sum * kBase + static_cast<unsigned char>(c) + 1;
         sums_.push_back(sum);
         bytes_.push_back(bytes_.back() + word.size());
     }
@@ -309,33 +301,21 @@ public:
 
     // Of the words [first, last).
     std::uint64_t hash(std::size_t first, std::size_t last) const {
-        const std::uint64_t before = multiply(sums_[first], power(bytes_[last] - bytes_[first]));
-        std::uint64_t value = sums_[last] + kModulus - reduced(before);
-        value = (value >= kModulus ? value - kModulus : value) * 0x9E3779B97F4A7C15;
+        std::uint64_t value = sums_[last] - sums_[first] * power(bytes_[last] - bytes_[first]);
+        value ^= value >> 32;
+        value *= 0xD6E8FEB86659FD93;
         return value ^ value >> 32;
     }
 
 private:
-    static constexpr std::uint64_t kModulus = (std::uint64_t{1} << 61) - 1, kBase = 0x1B873593CC9E2D51 & kModulus;
+    static constexpr std::uint64_t kBase = 0x9E3779B97F4A7C15;
     static constexpr std::size_t kPowers = 1024;
 
-    static std::uint64_t reduced(std::uint64_t value) {
-        value = (value & kModulus) + (value >> 61);
-        return value >= kModulus ? value - kModulus : value;
-    }
-    // Congruent to the product, and at most 2^61 + 1, as its factors may be.
-    static std::uint64_t multiply(std::uint64_t a, std::uint64_t b) {
-        const auto product = static_cast<unsigned __int128>(a) * b;
-        const std::uint64_t low = static_cast<std::uint64_t>(product) & kModulus;
-        const std::uint64_t sum = low + static_cast<std::uint64_t>(product >> 61);
-        return (sum & kModulus) + (sum >> 61);
-    }
     std::uint64_t power(std::size_t count) const {
-        std::uint64_t result = powers_[count % kPowers];
-        if (count < kPowers) return result;
-        std::uint64_t square = multiply(powers_[kPowers - 1], kBase);
-        for (count /= kPowers; count; count /= 2, square = reduced(multiply(square, square)))
-            if (count % 2) result = reduced(multiply(reduced(result), square));
+        if (count < kPowers) return powers_[count];
+        std::uint64_t result = powers_[count % kPowers], square = powers_[kPowers - 1] * kBase;
+        for (count /= kPowers; count; count /= 2, square *= square)
+            if (count % 2) result *= square;
         return result;
     }
 
@@ -379,9 +359,10 @@ private:
         const auto take = [&](std::string_view part) {
             if (!least && stripped(part).empty()) return;
             parts_.push_back(part);
-            const bool repeats = seen_.add(parts_.size() - 1, minhash::xxh64(part),
-                                           [&](std::size_t other) { return parts_[other] == part; });
-            if (repeats) ++result.repeats, result.characters += characters_of(part);
+            const std::size_t number = parts_.size() - 1;
+            const std::size_t first =
+                seen_.add(number, minhash::xxh64(part), [&](std::size_t other) { return parts_[other] == part; });
+            if (first != number) ++result.repeats, result.characters += characters_of(part);
         };
         for_each_between(text, std::max<std::size_t>(least, 1), take);
         result.parts = parts_.size();
@@ -417,13 +398,15 @@ private:
         const std::size_t words = prefixes_.words();
         if (words < n) return 0;
         seen_.clear(words);
-        for (std::size_t first = 0; first + n <= words; ++first)
-            seen_.add(first, prefixes_.hash(first, first + n),
-                      [&](std::size_t other) { return same_words(first, other, n); });
-        const auto entries = seen_.entries();
-        const auto most = std::max_element(entries.begin(), entries.end(),
-                                           [](const auto& a, const auto& b) { return a.count < b.count; });
-        return (counts_[most->first + n] - counts_[most->first] + n - 1) * most->count;
+        times_.assign(words, 0);
+        std::size_t most = 0, best = 0;
+        for (std::size_t first = 0; first + n <= words; ++first) {
+            const std::size_t number = seen_.add(first, prefixes_.hash(first, first + n),
+                                                 [&](std::size_t other) { return same_words(first, other, n); });
+            const std::size_t times = ++times_[number];
+            if (times > most || (times == most && number < best)) most = times, best = number;
+        }
+        return (counts_[best + n] - counts_[best] + n - 1) * most;
     }
 
     // Characters of n-grams that occurred before, joined by nothing, as datatrove has it; one that did is passed over.
@@ -434,8 +417,9 @@ private:
         std::size_t characters = 0;
         for (std::size_t first = 0; first + n <= words;) {
             const std::string_view content = gram(first, n);
-            if (seen_.add(first, prefixes_.hash(first, first + n),
-                          [&](std::size_t other) { return content == gram(other, n); })) {
+            const std::size_t number = seen_.add(first, prefixes_.hash(first, first + n),
+                                                 [&](std::size_t other) { return content == gram(other, n); });
+            if (number != first) {
                 characters += counts_[first + n] - counts_[first];
                 first += n;
             } else {
@@ -450,6 +434,7 @@ private:
     std::vector<std::string_view> parts_;
     std::string joined_;
     std::vector<std::size_t> counts_;
+    std::vector<std::uint32_t> times_;
 };
 
 // Lines that are not blank; shares of these that end in a stop mark and that have at most `short_line` characters;
@@ -485,15 +470,10 @@ enum class C4Verdict : std::uint8_t { kept, lorem_ipsum, curly_bracket, too_few_
 
 // ASCII lower case, and the Kelvin sign, the only other character whose lower case is ASCII.
 inline void append_lower(std::string_view line, std::string& lower) {
-    lower.clear();
-    for (std::size_t at = 0; at < line.size(); ++at) {
-        const char c = line[at];
-        if (c == '\xE2' && line.substr(at, 3) == "\xE2\x84\xAA") {
-            lower += 'k', at += 2;
-        } else {
-            lower += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
-        }
-    }
+    constexpr std::string_view kelvin = "\xE2\x84\xAA";
+    lower = line;
+    for (char& c : lower) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+    for (std::size_t at = 0; (at = lower.find(kelvin, at)) != std::string::npos;) lower.replace(at, kelvin.size(), "k");
 }
 
 inline std::string without_citations(std::string_view line) {
@@ -562,8 +542,9 @@ inline C4Verdict c4(std::string_view text, const C4& rules, std::string& kept) {
         if (rules.stop_mark && (!stops || line.ends_with(kEllipsis))) return;
         if (line_words < rules.min_line_words) return;
         append_lower(line, lower);
-        const std::string_view small = lower;
-        const auto has = [&](std::string_view part) { return small.find(part) != std::string_view::npos; };
+        const auto has = [&](std::string_view part) {
+            return memmem(lower.data(), lower.size(), part.data(), part.size()) != nullptr;
+        };
         if (rules.lorem_ipsum && has("lorem ipsum")) {
             verdict = C4Verdict::lorem_ipsum;
             return;
@@ -573,8 +554,9 @@ inline C4Verdict c4(std::string_view text, const C4& rules, std::string& kept) {
             verdict = C4Verdict::curly_bracket;
             return;
         }
-        if (rules.policy && (has("terms of use") || has("privacy policy") || has("cookie policy") ||
-                             has("uses cookies") || has("use of cookies") || has("use cookies")))
+        if (rules.policy && (has("terms of use") || has("privacy policy"))) return;
+        if (rules.policy && has("cookie") &&
+            (has("cookie policy") || has("uses cookies") || has("use of cookies") || has("use cookies")))
             return;
         if (rules.min_sentences >= 0) sentences += static_cast<std::int64_t>(sentences_of(line, words));
         if (!first) kept += '\n';
