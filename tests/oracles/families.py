@@ -36,6 +36,7 @@ from trainer.config.sections import (
     MeshSection,
     MLASection,
     ModelSection,
+    MTPSection,
     OptimizerSection,
     RunConfig,
     RunSection,
@@ -45,6 +46,7 @@ from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_names import StateDictLayout, megatron_links
 from trainer.models.family import family_of
 from trainer.models.gpt.model import build_gpt
+from trainer.models.gpt.mtp import later_tokens
 from trainer.models.stage import Microbatch
 from trainer.optim.schedules import rates
 from trainer.parallel.collectives import Group
@@ -207,7 +209,7 @@ def mla_mtp(reference: Reference) -> Iterator[Case]:
     """A file of mla_mtp/: logits, gradients, 20 steps, and the same in layouts without a note."""
     case = functools.partial(_case, "mla_mtp", reference)
     extra = reference.model["extra"]
-    if extra:
+    if extra.get("num_moe_experts"):
         yield Case("mla_mtp", reference.name, lambda: "", 19)
         return
     yield case("logits", functools.partial(_decoder_outputs, reference))
@@ -230,6 +232,8 @@ def _decoder_config(reference: Reference, *, average: str, micro_batch: int, mes
             keys |= {"rope_scaling": "yarn", "rope_factor": latent["rotary_scaling_factor"]}
             keys |= {"rope_original_length": latent["original_max_position_embeddings"]}
         keys["mla"] = MLASection(**sizes)
+    if depths := model["extra"].get("mtp_num_layers"):
+        keys["mtp"] = MTPSection(num_layers=depths, loss_factor=model["extra"]["mtp_loss_scaling_factor"])
     return replace(config, model=replace(config.model, **keys))
 
 
@@ -239,15 +243,28 @@ def _decoder_batch(reference: Reference, step: int | None) -> Microbatch:
 
 
 def _decoder_outputs(reference: Reference) -> str:
-    """Logits of the first microbatch, and losses of all tokens."""
+    """Logits of the first microbatch, those of later tokens, and losses of all tokens."""
     model, out = _model(reference, _decoder_config), reference.part("out/")
     batch = _decoder_batch(reference, 0)
     with torch.no_grad():
-        if bad := _far(model.whole_logits(rows_of(batch, slice(0, 2))), out["logits_microbatch0"], LOGITS):
+        first = rows_of(batch, slice(0, 2))
+        if bad := _far(model.whole_logits(first), out["logits_microbatch0"], LOGITS):
             return f"logits: {bad}"
+        for depth, logits_BSV in enumerate(_later_logits(model, first)):
+            if bad := _far(logits_BSV, out[f"mtp_logits_microbatch0_{depth}"], LOGITS):
+                return f"logits of depth {depth + 1}: {bad}"
         _, losses_N = model((), batch)
     counted = out["per_token_loss"] * batch.loss_mask_BS
     return f"losses of tokens: {bad}" if (bad := _far(losses_N.view(counted.shape), counted, LOGITS)) else ""
+
+
+def _later_logits(model: Any, batch: Microbatch) -> Iterator[Tensor]:
+    _, hidden_ND = model.final_norm(*model._through_blocks((), batch))
+    later = later_tokens(batch, len(model.mtp), factor=1.0, cp=Group.single("cp"))
+    for depth, tokens in zip(model.mtp.values(), later, strict=True):
+        hidden_ND = model._deepen(depth, model._context(batch), model._token_rows(tokens.tokens_N), hidden_ND)
+        logits_NV = (hidden_ND @ model._head().weight.T)[:, : model.shape.vocab_size]
+        yield logits_NV.view(*batch.tokens_BS.shape, -1)
 
 
 # ---- what models of all kinds have

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.oracles import bert_twin, families_moe
-from tests.oracles.families import KINDS, Reference, compare, main
+from tests.oracles.families import KINDS, Reference, cases_of, compare, main
 
 
 def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
@@ -31,8 +31,14 @@ def test_berts_of_megatron_are_equal(oracles: Path, folder: str) -> None:
     assert equal and not reasons and len(lines) == 2
 
 
+def test_logits_of_latent_attention_and_of_later_tokens_are_equal(oracles: Path) -> None:
+    cases = [case for case in cases_of(oracles / "oracle/families") if case.kind == "mla_mtp"]
+    named = {case.name: case.compare for case in cases if case.name.endswith(" logits")}
+    assert len(named) >= 4 and not any(compare_logits() for compare_logits in named.values())
+
+
 @pytest.mark.soak
-def test_latent_attention_of_megatron_is_equal(oracles: Path) -> None:
+def test_latent_attention_and_later_tokens_of_megatron_are_equal(oracles: Path) -> None:
     equal, _, reasons = run(oracles / "oracle/families", "mla_mtp")
     assert equal, reasons
 

@@ -212,6 +212,14 @@ class MLASection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MTPSection:
+    """Multi-token prediction, as in DeepSeek-V3: further layers that are trained to predict later tokens."""
+
+    num_layers: Positive  # further layers behind each other, one for each later token
+    loss_factor: PositiveAmount = 0.1  # of the mean of their losses, beside that of the next token
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BertSection:
     """Further keys of [model] for family bert."""
 
@@ -331,6 +339,7 @@ class ModelSection:
     init_std: Amount = 0.02  # standard deviation of the initial weights
     moe: MoESection | None = None
     mla: MLASection | None = None
+    mtp: MTPSection | None = None
     gpt_neox: GPTNeoXSection | None = None
     bert: BertSection | None = None
     t5: T5Section | None = None

@@ -50,7 +50,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "moe_latent_size": (None,),
     "moe_apply_probs_on_input": (False, None),
     "moe_use_legacy_grouped_gemm": (False, None),
-    "mtp_num_layers": (None, 0),
     "softmax_scale": (None,),
     "yarn_correction_range_round_to_int": (True, None),
 }
@@ -140,6 +139,7 @@ def to_arguments(config: RunConfig, vocab_size: int, *, padded_rows: int, tp: in
     """
     model, length = config.model, config.train.sequence_length
     more = {"max_position": model.max_position or length, "sequence_length": length, "init_std": model.init_std}
+    more |= {"mtp.loss_factor": model.mtp.loss_factor} if model.mtp else {}
     written = {
         **megatron_model(config).arguments({**effective(config), **more}),
         "padded_vocab_size": padded_rows,

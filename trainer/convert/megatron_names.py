@@ -175,6 +175,11 @@ def megatron_links(
                 yield _cut(state + name, form, place=_place(shape, number, layout), layout=layout)
             if again is not None:
                 yield _cut(state + name, dataclasses.replace(form, tensor=again), place=None, layout=layout)
+    further = any(name.startswith("mtp.") for name in block_of)
+    if further and copies and layout.has_head and not layout.has_embedding:  # they read later tokens
+        name, size = "embedding.weight", (shape.vocab_size, shape.hidden_size)
+        form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
+        yield _cut(state + name, form, place=None, layout=layout)
     if layout.tied_copy and copies and shape.tie_embeddings:
         name, size = "embedding.weight", (shape.vocab_size, shape.hidden_size)
         form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
@@ -204,7 +209,7 @@ def buffer_links(shape: ModelShape, layout: StateDictLayout) -> Iterator[Link]:
     assert family.megatron is not None, "megatron_model refuses other families"
     for name, size in family.logical_buffers(shape).items():
         number = split_block(name)[0]
-        if number in layout.layers:
+        if number in layout.layers if number is not None else layout.has_head:
             form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
             yield _cut(f"{BUFFER}/{name}", form, place=_place(shape, number, layout), layout=layout)
 
@@ -271,11 +276,12 @@ def _stack(layout: StateDictLayout) -> str:
 def _cut(ours: str, form: Form, *, place: LayerPlace | None, layout: StateDictLayout) -> Link:
     """The link of a form for one state dict: its layer, its part of the axis that tp cuts, and padding."""
     lengths, theirs_in, ours_in = dict(form.lengths), dict(form.theirs_in), dict(form.ours_in)
-    theirs, dims = layout.prefix + form.tensor, form.theirs
+    front, further, name = form.tensor.rpartition("transformer_layer.")  # of a layer of later tokens
+    for begins, other in layout.renamed.items() if place is not None or further else ():
+        name = f"{other}{name.removeprefix(begins)}" if name.startswith(begins) else name
+    theirs, dims = f"{layout.prefix}{front}{further}{name}", form.theirs
     if place is not None:
-        at, name = "" if layout.stacked else f"{place.number}.", form.tensor
-        for begins, other in layout.renamed.items():
-            name = f"{other}{name.removeprefix(begins)}" if name.startswith(begins) else name
+        at = "" if layout.stacked else f"{place.number}."
         theirs = f"{layout.prefix}{place.stack}.layers.{at}{name}"
     elif form.tensor.startswith("decoder."):  # the last norm
         theirs = f"{layout.prefix}{_stack(layout)}{form.tensor.removeprefix('decoder')}"

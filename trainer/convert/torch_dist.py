@@ -166,10 +166,12 @@ def _states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout, *, 
         sizes = [training.arguments.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline")]
         megatron = layout.family.megatron
         decoder = megatron is not None and megatron.stack == "decoder" and megatron.place is None
-        decoder = decoder and not has_experts(shape, layout)
+        further = any(name.startswith("mtp.") for name in source.tensors)
+        decoder = decoder and not further and not has_experts(shape, layout)
         if sizes == [1, 1] and decoder:
             return _flat_states(source, shape, layout)
-        why = f"for tp = pp = 1, not {sizes}" if decoder else "of decoders without experts only"
+        others = "of decoders without experts and further layers (mtp) only"
+        why = f"for tp = pp = 1, not {sizes}" if decoder else others
         note = f"the optimizer's state is left out: its dp-reshardable form is read {why}"
         return _States(source, {"weight": layout}, notes=(note,))
     names = list(source.tensors)

@@ -90,7 +90,7 @@ def write_torch_dist(
         writer = _Writer(fd, metadata, report)
         for prefix, tensors, stored in _parts(model, states, rows, dtype=dtype, form=form):
             for name, info in tensors.tensors.items():
-                layered = stacked and ".layers." in name
+                layered = stacked and ".layers." in name and not name.startswith("mtp.")
                 writer.tensor(prefix + name, info, tensors=tensors, dtype=stored, name=name, layered=layered)
         for name in _extra_states(model, rows):
             writer.object(name)

@@ -50,6 +50,8 @@ _TABLE = """
 --qk-pos-emb-head-dim | int | 64 | model.mla.qk_rope_head_dim |
 --v-head-dim | int | 128 | model.mla.v_head_dim |
 --rope-type | text | | model.rope_scaling | yarn, with --rotary-scaling-factor above 1, or rope; default yarn
+--mtp-num-layers | int | | model.mtp.num_layers |
+--mtp-loss-scaling-factor | float | 0.1 | model.mtp.loss_factor | with --mtp-num-layers
 --normalization | text | LayerNorm | model.norm |
 --norm-epsilon | float | 1e-05 | = model.norm_epsilon |
 --layernorm-epsilon | same as --norm-epsilon

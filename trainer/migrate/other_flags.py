@@ -346,7 +346,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         "no model here supports it; `mtrain config --key model` lists the settings",
-        """--mrope-section=* --mtp-num-layers= --mtp-loss-scaling-factor=0.1
+        """--mrope-section=*
         --use-legacy-models --init-method-xavier-uniform --heterogeneous-layers-config-path=
         --heterogeneous-layers-config-encoded-json= --spec=*local --hybrid-attention-ratio=0.0 --hybrid-mlp-ratio=0.0
         --hybrid-override-pattern= --mamba-state-dim=128 --mamba-head-dim=64 --mamba-num-groups=8 --is-hybrid-model

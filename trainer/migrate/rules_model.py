@@ -36,6 +36,10 @@ def model_rules(a: Given) -> Iterator[Setting | Refusal]:
     yield from _attention(a)
     if a["--multi-latent-attention"]:
         yield from _latent(a)
+    if a["--mtp-num-layers"]:
+        flags = ("--mtp-num-layers", "--mtp-loss-scaling-factor")
+        yield Setting("model.mtp.num_layers", a["--mtp-num-layers"], flags[:1])
+        yield Setting("model.mtp.loss_factor", a["--mtp-loss-scaling-factor"], flags[1:])
     yield from _mlp(a)
     if a["--num-experts"] and a.family == "gpt":
         yield from _experts(a)

@@ -42,12 +42,15 @@ class NamedLoss(NamedTuple):
         factor: by which its mean counts in the objective.
         of_step: with loss_average = "token" its mean is that over the pairs of the whole step, so that tokens have no
             part in it; `weight` are then the microbatch's pairs.
+        seeded: the sum is multiplied by all of that already, as is the weight, because its gradient is computed in the
+            forward pass; both are this rank's part.
     """
 
     sum: Tensor
     weight: Tensor
     factor: float = 1.0
     of_step: bool = False
+    seeded: bool = False
 
 
 class EncoderTokens(NamedTuple):

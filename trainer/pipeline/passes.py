@@ -113,6 +113,9 @@ class Pass:
             if loss.of_step and not self.loss.own_means:
                 assert batch.step_tokens is not None and batch.step_pairs is not None, "the step's sums are not known"
                 n, weight = batch.step_tokens, batch.step_pairs
+            if loss.seeded:
+                seeds.append(torch.ones_like(loss.sum))
+                continue
             share = loss.factor * n.double() / torch.where(weight > 0, weight, 1)
             seeds.append((share * (1.0 if factor is None else factor)).to(loss.sum.dtype))
         return tuple(seeds), tuple(loss.sum for loss in losses.values())

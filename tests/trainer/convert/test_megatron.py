@@ -310,7 +310,7 @@ SHAPES = st.builds(
     st.integers(1, 4),
     st.integers(0, 5),
     st.integers(0, 63),
-    st.sampled_from([{}, *LATENTS]),
+    st.sampled_from([{}, *LATENTS, {"mtp": {"num_layers": 2}}]),
 )
 
 
@@ -686,19 +686,21 @@ def test_a_tensor_that_is_too_small_for_a_vocabulary_is_refused(oracles):
         open_model(folder, settings=("train.steps=3",))
 
 
-@pytest.mark.parametrize(("form", "tp"), [("mp_rank", 2), ("torch_dist", 1)])
-def test_latents_are_written_and_read_in_both_forms(form, tp, tmp_path):
-    """Extra states are those of the layers that the model has."""
+@pytest.mark.parametrize(("form", "tied"), [("mp_rank", True), ("mp_rank", False), ("torch_dist", False)])
+def test_latents_and_further_layers_are_written_and_read(form, tied, tmp_path):
+    """Extra states are those of the layers that the model has; the last stage has the embedding too."""
     given = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 50, "rope_interleaved": True}
-    config = model_config(given | LATENTS[0], where="", context=32)
+    given |= LATENTS[0] | {"mtp": {"num_layers": 2, "loss_factor": 0.3}, "tie_embeddings": tied}
+    config = model_config(given, where="", context=32)
     held = {name: x.float() for name, x in _numbered(gpt_shape(config, 50)).items()}
     run = RunState(3, 0, "", {}, 3, "")
     model = ModelFolder(path=tmp_path, format="mtrain", config=config, source=Held(held), run=run)
     options = {"dtype": torch.float32, "report": lambda _: None}
     if form == "mp_rank":
-        write_mp_rank(tmp_path, model, tp=tp, pp=1, **options)
-        names = load_torch(next(tmp_path.rglob(FILE)))["model"]
-        states = {name.split("layers.1.")[-1] for name in names if name.endswith("_extra_state")}
+        write_mp_rank(tmp_path, model, tp=2, pp=2, **options)
+        names = load_torch(next(tmp_path.glob(f"iter_*/mp_rank_00_001/{FILE}")))["model"]
+        assert "embedding.word_embeddings.weight" in names and names["mtp.layers.1.eh_proj.weight"].shape == (16, 64)
+        states = {name.split("layers.0.")[-1] for name in names if name.endswith("_extra_state")}
         linear = {"q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj", "proj"}
         wanted = {f"self_attention.linear_{name}._extra_state" for name in linear}
         assert wanted == {name for name in states if name.startswith("self_attention")}
@@ -707,7 +709,7 @@ def test_latents_are_written_and_read_in_both_forms(form, tp, tmp_path):
     found = open_model(tmp_path)
     back = everything(found.source)
     assert back.keys() == held.keys() and all(torch.equal(back[name], x) for name, x in held.items())
-    assert effective(found.config) == effective(config)
+    assert effective(found.config) == effective(config) and found.config.model.mtp == config.model.mtp
 
 
 EXPERTS = MoESection(

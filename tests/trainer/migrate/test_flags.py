@@ -108,6 +108,8 @@ EXAMPLES = f"""
 --qk-pos-emb-head-dim | {LATENT} | 8 | 8
 --v-head-dim | {LATENT} | 16 | 16
 --rope-type | {LATENT} --rotary-scaling-factor 4 | yarn | "yarn"
+--mtp-num-layers | {ROPE} | 2 | 2
+--mtp-loss-scaling-factor | {ROPE} --mtp-num-layers 2 | 0.3 | 0.3
 --normalization | | RMSNorm | "rmsnorm"
 --norm-epsilon | | 1e-6 | 1e-6
 --layernorm-epsilon | | 1e-6 | 1e-6

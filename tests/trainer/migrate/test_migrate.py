@@ -646,8 +646,8 @@ def test_a_table_of_batch_sizes_and_the_schedules_that_count_samples() -> None:
 
 
 def test_what_may_stand_in_unknown_arguments_is_not_called_missing() -> None:
-    words = ["--num-layers", "2", "<SIZES>", "--bf16", "<DATA>", "--mtp-num-layers", "1", "--lr-decay-style", "WSD"]
-    lacking = "--mtp-num-layers 1: no model here supports it; `mtrain config --key model` lists the settings"
+    words = ["--num-layers", "2", "<SIZES>", "--bf16", "<DATA>", "--mamba-num-heads", "4", "--lr-decay-style", "WSD"]
+    lacking = "--mamba-num-heads 4: no model here supports it; `mtrain config --key model` lists the settings"
     unclear = [f"{name} stands for arguments that are not known here; write them out" for name in ("<SIZES>", "<DATA>")]
     assert migrate(words, 8).refused == (*unclear, lacking)
     (problem,) = migrate([*BASE, "--save", "<FOLDER>"], 1).refused

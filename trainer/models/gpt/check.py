@@ -21,6 +21,7 @@ def model_problems(config: RunConfig) -> Iterator[str]:
     yield from _option_problems(config.model)
     yield from _longrope_problems(config)
     yield from _expert_problems(config)
+    yield from _later_problems(config)
     if config.model.norm_zero_centered and config.kernels.norm not in ("auto", "plain", "compiled"):
         yield (
             f'kernels.norm="{config.kernels.norm}" has no weights that are stored less 1 (model.norm_zero_centered); '
@@ -33,6 +34,8 @@ def cut_by_tp(config: RunConfig) -> dict[str, int]:
     model = config.model
     sizes = {"model.num_heads": model.num_heads}
     sizes["model.ffn_hidden_size" + ("" if model.ffn_hidden_size else " (derived)")] = ffn_hidden_size(config)
+    if model.mtp:
+        sizes["model.hidden_size"] = model.hidden_size
     if model.moe is not None and model.moe.shared_ffn_hidden_size:
         sizes["model.moe.shared_ffn_hidden_size"] = model.moe.shared_ffn_hidden_size
     if config.mesh.sequence_parallel:
@@ -190,6 +193,20 @@ def _latent_problems(model: ModelSection, mla: MLASection) -> Iterator[str]:
         yield (
             f"model.attention_scale={model.attention_scale:g} and model.mla.mscale_all_dim={mla.mscale_all_dim:g} "
             "both say by what scores are multiplied; leave one of them out"
+        )
+
+
+def _later_problems(config: RunConfig) -> Iterator[str]:
+    """Multi-token prediction is on the last stage, which has no learned positions."""
+    model, length = config.model, config.train.sequence_length
+    if model.mtp is None:
+        return
+    if model.position == "learned":
+        yield 'model.position="learned" cannot be used with [model.mtp]; choose "rope", "alibi" or "none"'
+    if model.mtp.num_layers >= length:
+        yield (
+            f"model.mtp.num_layers={model.mtp.num_layers} leaves no token of train.sequence_length={length} to "
+            f"predict; choose fewer layers"
         )
 
 

@@ -16,7 +16,7 @@ from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import chunks
 from trainer.models.family import StageCost
 from trainer.models.gpt.params import num_parameters
-from trainer.models.gpt.shape import GPTShape, blocks_with_experts, kinds, scores_of
+from trainer.models.gpt.shape import GPTShape, blocks_with_experts, kinds, mtp_kind, scores_of
 from trainer.parallel.params import Place
 
 BACKWARD_PRODUCTS, BACKWARD_ATTENTION = 2.0, 2.5  # operations of a backward pass, relative to its forward pass
@@ -74,20 +74,31 @@ def stage_cost(
         if recompute.mode == "selective":
             moved += forward.norms / 2 + forward.activation
     width, e = shape.hidden_size, element
+    further = shape.mtp_layers if place.is_last else 0
+    if further:
+        forward = _forward(shape, place, kind=mtp_kind(shape), document_lengths=document_lengths)
+        runs, entering = 1 + (recompute.mode == "full"), 2 * width * width / place.tp_size
+        products += further * (forward.products + 2 * entering) * (runs + BACKWARD_PRODUCTS)
+        attention += further * forward.attention * (runs + BACKWARD_ATTENTION)
+        moved += further * (forward.moved * runs + _backward_moved(shape, forward))
     # Gradients of weights are accumulated in fp32: read and written once per microbatch.
-    weight_bytes = 8.0 * sum(_weights(shape, place, kind_of[number]) for number in blocks)
+    of_further = further * _weights(shape, place, mtp_kind(shape))
+    weight_bytes = 8.0 * (sum(_weights(shape, place, kind_of[number]) for number in blocks) + of_further)
     if place.is_last:
-        rows = shape.padded_vocab_size / place.tp_size
-        products += 2 * width * rows * (1 + BACKWARD_PRODUCTS) * shape.predicted
-        moved += 3 * rows * shape.predicted  # the loss reads logits, then reads them again and writes their gradient
+        rows, heads = shape.padded_vocab_size / place.tp_size, shape.predicted * (1 + further)
+        products += 2 * width * rows * (1 + BACKWARD_PRODUCTS) * heads
+        moved += 3 * rows * heads  # the loss reads logits, then reads them again and writes their gradient
         weight_bytes += 8 * width * rows
+        weight_bytes += 8 * further * 2 * width * width / place.tp_size
     return StageCost(
         product_flops=products * tokens,
         float8_flops=products8 * tokens,
         attention_flops=attention * tokens,
         moved_bytes=moved * tokens * e + weight_bytes,
-        sent_bytes=_sent(shape, place, runs=len(blocks) + len(again), blocks=len(blocks)) * tokens * e,
-        passes=2 * len(blocks) + len(again),
+        sent_bytes=_sent(shape, place, runs=len(blocks) + further + len(again), blocks=len(blocks) + further)
+        * tokens
+        * e,
+        passes=2 * (len(blocks) + further) + len(again),
     )
 
 
@@ -215,17 +226,19 @@ def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:
     size of a value). A is the tokens that a layer attends to at most: the sequence length (Chowdhery et al. 2022, PaLM,
     appendix B), the layer's window if that is shorter, or the document if that is shorter still; a mean over
     `document_lengths`, see `Plan`. The half of the attention matrix that a causal mask hides is counted, as is usual,
-    so that figures are comparable.
+    so that figures are comparable. Later tokens pass the head once more each.
     """
     lookups = shape.max_position * shape.hidden_size if shape.position == "learned" else 0
     lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
     pair = shape.num_heads * (shape.head_dim + shape.value_width)
-    windows = Counter(scores_of(shape, kind).window for kind in kinds(shape))
+    of_blocks = [*kinds(shape), *[mtp_kind(shape)] * shape.mtp_layers]
+    windows = Counter(scores_of(shape, kind).window for kind in of_blocks)
     attended = sum(
         layers * sum(_attended(window, length) for length in document_lengths) / len(document_lengths)
         for window, layers in windows.items()
     )
-    return 6 * (active_parameters(shape) - lookups) + round(6 * pair * attended)
+    again = shape.mtp_layers * shape.vocab_size * shape.hidden_size  # the head of later tokens
+    return 6 * (active_parameters(shape) - lookups + again) + round(6 * pair * attended)
 
 
 def active_parameters(shape: GPTShape) -> int:
@@ -236,7 +249,7 @@ def active_parameters(shape: GPTShape) -> int:
     if shape.bias is True:
         each += shape.moe.ffn_hidden_size * (2 if shape.gated else 1) + shape.hidden_size
     idle = (shape.moe.num_experts - shape.moe.top_k) * each
-    return num_parameters(shape) - len(blocks_with_experts(shape)) * idle
+    return num_parameters(shape) - len(blocks_with_experts(shape, further=True)) * idle
 
 
 def _attended(window: int, length: int) -> int:

@@ -6,6 +6,7 @@ and 1 of its checkpoints kept other orders of rows. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +49,12 @@ _LATENT_NAMES: Mapping[str, str] = MappingProxyType(
         "attention.kv_up": "self_attention.linear_kv_up_proj",
     }
 )
+_FURTHER_NAMES = {
+    "embedding_norm": "enorm",
+    "hidden_norm": "hnorm",
+    "project": "eh_proj",
+    "final_norm": "final_layernorm",
+}
 # Fused layers hold the norm before them.
 _FUSED: Mapping[str, str] = MappingProxyType(
     {"attention_norm": "self_attention.linear_qkv.layer_norm_", "mlp_norm": "mlp.linear_fc1.layer_norm_"}
@@ -63,6 +70,8 @@ _LATENT_FUSED: Mapping[str, str] = MappingProxyType(
 
 def tensor(name: str, size: tuple[int, ...], shape: GPTShape, version: float, fused: bool) -> Form:
     """Where one of our tensors is in theirs."""
+    if name.startswith("mtp."):
+        return _further(name, size, shape, version, fused)
     block, rest = split_block(name)
     if rest == "attention.sink":
         return Form("self_attention.core_attention.softmax_offset", "row", "row", {"row": size[0]}, cut="row")
@@ -89,6 +98,22 @@ def tensor(name: str, size: tuple[int, ...], shape: GPTShape, version: float, fu
     elif part in ("attention.out", "mlp.down", "mlp.shared.down") and columns:
         cut = "column"
     return Form(theirs, f"row{columns}", f"row{columns}", lengths, {}, cut)
+
+
+def _further(name: str, size: tuple[int, ...], shape: GPTShape, version: float, fused: bool) -> Form:
+    """One of the tensors of a block that predicts a later token."""
+    _, depth, rest = name.split(".", 2)
+    prefix = f"mtp.layers.{depth}."
+    if rest.startswith("block."):
+        form = tensor(f"blocks.{shape.mtp_like}.{rest.removeprefix('block.')}", size, shape, version, fused)
+        inside, apart = f"{prefix}transformer_layer.", form.apart
+        named = None if apart is None else lambda *which: f"{inside}{apart(*which)}"
+        return dataclasses.replace(form, tensor=f"{inside}{form.tensor}", apart=named)
+    part, kind = rest.rsplit(".", 1)
+    dims = "row column" if len(size) == 2 else "row"
+    cut = "row" if part == "project" else ""
+    lengths = dict(zip(("row", "column"), size, strict=False))
+    return Form(f"{prefix}{_FURTHER_NAMES[part]}.{kind}", dims, dims, lengths, {}, cut)
 
 
 def _of_experts(part: str, kind: str, *, size: tuple[int, ...], shape: GPTShape) -> Form:
@@ -162,8 +187,11 @@ def arguments(keys: Json) -> dict[str, Any]:
         "softmax_type": {"zero": "off-by-one", "learned": "learnable"}.get(keys["attention_sinks"], "vanilla"),
         "untie_embeddings_and_output_weights": not keys["tie_embeddings"],
         "init_method_std": keys["init_std"],
+        "mtp_num_layers": keys.get("mtp.num_layers"),
+        "mtp_loss_scaling_factor": keys.get("mtp.loss_factor", 0.1),
         **(_latent_arguments(keys) if latent else {}),
-    } | (_expert_arguments(keys) if "moe.num_experts" in keys else {})
+        **(_expert_arguments(keys) if "moe.num_experts" in keys else {}),
+    }
 
 
 def _latent_arguments(keys: Json) -> dict[str, Any]:

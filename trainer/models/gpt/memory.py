@@ -13,7 +13,7 @@ import functools
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import RecomputedChunk, chunks
 from trainer.layers.shapes import LatentShape
-from trainer.models.gpt.shape import GPTShape, kinds
+from trainer.models.gpt.shape import GPTShape, kinds, mtp_kind
 from trainer.parallel.params import Place
 
 HEAD_CHUNK_TOKENS = 2048  # tokens whose logits exist at the same time, as in layers/head.py
@@ -62,6 +62,11 @@ def activation_bytes(
     if place.is_last:
         rows = shape.padded_vocab_size // place.tp_size
         head = 2 * stream + 2 * hidden_bytes + min(round(tokens * shape.predicted), HEAD_CHUNK_TOKENS) * rows * element
+        # A further block keeps embeddings, both norms' results side by side, hidden states and the head's gradient.
+        again = recompute.mode == "full"
+        block = how(experts=mtp_kind(shape).endswith("experts"))
+        kept += shape.mtp_layers * (3 * stream if again else block + 6 * stream)
+        peak = max(peak, kept + block + inner) if again and shape.mtp_layers else peak
     return max(peak, kept + head)
 
 

@@ -39,18 +39,22 @@ from trainer.layers.rope import Rotation, Rotations, rotation
 from trainer.layers.router import RouterLosses, Rows
 from trainer.layers.shapes import AttentionShape, RopeShape
 from trainer.models.family import DecodeState
+from trainer.models.gpt.mtp import Depth, later_tokens
 from trainer.models.gpt.shape import (
     GPTShape,
     attention_shape,
     decode_state,
     expert_shape,
     kinds,
+    later_losses,
     mlp_shape,
 )
 from trainer.models.stage import LossFunction, Microbatch, NamedLoss, Tensors, only_tokens, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_columns
 from trainer.parallel.params import Place
+
+_EXPERT_BIAS = ".mlp.router.expert_bias"
 
 
 class Context(NamedTuple):
@@ -72,7 +76,8 @@ class Block(nn.Module):
     What attention and MLP add may be normalized too, or instead, and multiplied by a number.
 
     Args:
-        number: in the whole model, from 0. groups: the ranks along each axis.
+        number: in the whole model, from 0. like: the block whose kind it has; None: its own number.
+        groups: the ranks along each axis.
         selective: outputs of norms and of the nonlinearity are computed again in backward.
     """
 
@@ -88,18 +93,20 @@ class Block(nn.Module):
         seed: int,
         selective: bool,
         groups: Mapping[str, Group] = MappingProxyType({}),
+        like: int | None = None,
     ) -> None:
         super().__init__()
+        of_kind = number if like is None else like
         site = functools.partial(Dropout, seed=seed, layer=number + 1, kernels=kernels)
         weights = site(shape.scores.dropout, site="weights") if shape.scores.dropout else None
         enters, leaves = shape.block_norm != "output", shape.block_norm != "input"
         self.attention_norm = make_norm(shape, kernels) if enters else None
         attention = LatentAttention if shape.mla else Attention
-        self.attention = attention(self.attention_shape(shape, number), parallel, kernels=kernels, dropout=weights)
+        self.attention = attention(self.attention_shape(shape, of_kind), parallel, kernels=kernels, dropout=weights)
         self.attention_out_norm = make_norm(shape, kernels) if leaves else None
         self.mlp_norm = make_norm(shape, kernels) if enters else None
         self.number, self.moe = number, shape.moe
-        if self.moe is not None and self.moe.has_experts(number):
+        if self.moe is not None and self.moe.has_experts(of_kind):
             self.mlp: MLP | MoE = MoE(self.moe, expert_shape(shape), parallel, kernels=kernels, groups=groups)
         else:
             self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
@@ -220,7 +227,7 @@ class GPT(nn.Module):
         self.loss_function: LossFunction | None = None
         self.hooks = BlockHooks()
         self.parallel = Parallel(tp, sequence_parallel=place.sequence_parallel and tp.size > 1)
-        if place.is_first or (place.is_last and shape.tie_embeddings):
+        if place.is_first or (place.is_last and shape.embeds_last):
             self.embedding = self._vocabulary()
         if shape.position == "learned" and place.is_first:
             self.positions = PositionEmbedding(shape.max_position, shape.hidden_size)
@@ -230,7 +237,7 @@ class GPT(nn.Module):
             self.block_type, shape, self.parallel, kernels=kernels, seed=seed, selective=selective, groups=groups
         )
         self.blocks = nn.ModuleDict({str(i): block(number=i) for i in blocks})
-        full = recompute.mode == "full"
+        self.recomputes_all = full = recompute.mode == "full"
         self.chunks = chunks(blocks, method=recompute.method, layers=recompute.layers if full else len(blocks))
         if not full:
             self.chunks = [RecomputedChunk(blocks, False)]
@@ -238,6 +245,7 @@ class GPT(nn.Module):
             self.final_norm = make_norm(shape, kernels)
             if not shape.tie_embeddings:
                 self.head = self._vocabulary()
+            self.mtp = nn.ModuleDict({str(depth): self._depth(depth, block, seed) for depth in range(shape.mtp_layers)})
         self._rotation = functools.lru_cache(maxsize=8)(self._make_rotation)
 
     def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
@@ -249,16 +257,48 @@ class GPT(nn.Module):
         if not self.place.is_last:
             assert branch_ND is not None, "a stage without blocks"
             return (x_ND + branch_ND,)
+        _, hidden_ND = self.final_norm(x_ND, branch_ND)
         if self.loss_function is not None:
-            return summed(self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch), batch)
+            outputs = summed(self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch), batch)
+        else:
+            outputs = self._loss(hidden_ND, batch.labels_BS.flatten(), batch.loss_mask_BS.flatten())
+        if self.mtp and batch.losses is not None and torch.is_grad_enabled():
+            self._predict_later(hidden_ND, batch, batch.losses)
+        return outputs
+
+    def _loss(self, hidden_ND: Tensor, labels_N: Tensor, weight_N: Tensor) -> Tensors:
+        """(sum, [N]) of the model's own loss, from what the last norm gives."""
         return head_loss(
-            self._before_head(x_ND, branch_ND),
+            self._scaled(hidden_ND),
             self._head(),
-            labels_N=batch.labels_BS.flatten(),
-            weight_N=batch.loss_mask_BS.flatten(),
+            labels_N=labels_N,
+            weight_N=weight_N,
             kernels=self.kernels,
             softcap=self.shape.logit_softcap,
         )
+
+    def _predict_later(self, hidden_ND: Tensor, batch: Microbatch, losses: dict[str, NamedLoss]) -> None:
+        """The losses of later tokens, from what the head reads for the next ones."""
+        context, shape = self._context(batch), self.shape
+        later = later_tokens(batch, shape.mtp_layers, factor=shape.mtp_factor, cp=self.cp)
+        for name, depth, tokens in zip(later_losses(shape), self.mtp.values(), later, strict=True):
+            run = functools.partial(self._deepen, cast(Depth, depth), context)
+            embedded_ND = cast(Depth, depth).drop_embedding(self._token_rows(tokens.tokens_N), context.places)
+            hidden_ND = keep_input(run, embedded_ND, hidden_ND) if self.recomputes_all else run(embedded_ND, hidden_ND)
+            total, *_ = self._loss(hidden_ND, tokens.labels_N, tokens.weight_N)
+            losses[name] = NamedLoss(total, tokens.counted, seeded=True)
+
+    @staticmethod
+    def _deepen(depth: Depth, context: Context, embedded_ND: Tensor, hidden_ND: Tensor) -> Tensor:
+        x_ND, branch_ND = cast(Block, depth.block)(depth.read(embedded_ND, hidden_ND), None, context)
+        _, hidden_ND = depth.final_norm(x_ND, branch_ND)
+        return hidden_ND
+
+    def _depth(self, depth: int, block: Callable[..., Block], seed: int) -> Depth:
+        shape, number = self.shape, self.shape.num_layers + depth
+        site = Dropout(shape.hidden_dropout, seed=seed, layer=number + 1, site="embedding", kernels=self.kernels)
+        further = block(number=number, like=shape.mtp_like)
+        return Depth(shape, self.parallel, block=further, dropout=site, kernels=self.kernels)
 
     @property
     def hooked(self) -> range:
@@ -292,12 +332,12 @@ class GPT(nn.Module):
         """Biases of experts: raised where an expert had less than its share of the step's tokens, or else lowered."""
         buffers, moe = dict(self.named_buffers()), self.shape.moe
         found: dict[str, Tensor] = {}
-        for number in self.place.blocks(self.shape.num_layers):
-            name = f"blocks.{number}.mlp.router.expert_bias"
-            if moe is not None and name in buffers:
-                load_E = counts[f"experts_{number}"][: moe.num_experts]
-                change_E = torch.sign(load_E.sum() - moe.num_experts * load_E)  # whole numbers: exact
-                found[name] = buffers[name] + moe.expert_bias_rate * change_E
+        for name in (name for name in buffers if name.endswith(_EXPERT_BIAS)):
+            assert moe is not None, "the model has experts"
+            block = cast(Block, self.get_submodule(name.removesuffix(_EXPERT_BIAS)))
+            load_E = counts[f"experts_{block.number}"][: moe.num_experts]
+            change_E = torch.sign(load_E.sum() - moe.num_experts * load_E)  # whole numbers: exact
+            found[name] = buffers[name] + moe.expert_bias_rate * change_E
         return found
 
     def decode_states(self) -> Mapping[int, DecodeState]:
@@ -325,8 +365,11 @@ class GPT(nn.Module):
         return capped(logits_NV, self.shape.logit_softcap)
 
     def _before_head(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:
-        """What the head reads; the factor of logits is applied here, to fewer numbers."""
-        _, y_ND = self.final_norm(x_ND, branch_ND)
+        """What the head reads."""
+        return self._scaled(self.final_norm(x_ND, branch_ND)[1])
+
+    def _scaled(self, y_ND: Tensor) -> Tensor:
+        """The factor of logits is applied here, to fewer numbers."""
         return y_ND if self.shape.logit_scale == 1 else y_ND * self.shape.logit_scale
 
     def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> Tensor:
@@ -336,9 +379,7 @@ class GPT(nn.Module):
     def _embedded(self, batch: Microbatch) -> Tensor:
         """The tokens' embeddings, with learned positions."""
         tokens_BS = batch.tokens_BS
-        x_ND = self.embedding(tokens_BS.flatten())
-        if self.shape.embedding_multiplier != 1:
-            x_ND = x_ND * self.shape.embedding_multiplier
+        x_ND = self._token_rows(tokens_BS.flatten())
         if self.shape.position == "learned":
             mine = self.parallel.local_tokens(tokens_BS.numel())
             where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
@@ -347,6 +388,11 @@ class GPT(nn.Module):
             where_N = where.expand(tokens_BS.shape).flatten()[mine]
             x_ND = x_ND + self.positions(where_N)
         return x_ND
+
+    def _token_rows(self, tokens_N: Tensor) -> Tensor:
+        """Embeddings of tokens, without positions."""
+        x_ND: Tensor = self.embedding(tokens_N)
+        return x_ND if self.shape.embedding_multiplier == 1 else x_ND * self.shape.embedding_multiplier
 
     def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
         """The residual stream after the last block, and what that adds to it; enters the head on the last stage."""

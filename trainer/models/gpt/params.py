@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from trainer.layers.shapes import LatentShape
-from trainer.models.gpt.shape import GPTShape
+from trainer.models.gpt.shape import GPTShape, mtp_kind
 from trainer.parallel.params import ParamSpec, Piece, Place, ShardAxis, num_elements, vocabulary_range
 
 
@@ -22,12 +22,12 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     # Each block adds two terms to the residual stream: keep its variance (GPT-2, Radford et al. 2019).
     residual_std = std / (2 * max(1, shape.num_layers)) ** 0.5  # without layers: only counted, never drawn
     table = Table(place)
-    if place.is_first or (place.is_last and shape.tie_embeddings):
+    if place.is_first or (place.is_last and shape.embeds_last):
         apart = place.num_stages > 1 and place.ends_apart
         if not place.is_first:
             table.block = shape.num_layers + 1
-        again = shape.num_layers + 1 if shape.tie_embeddings and place.is_first and not apart else None
-        ends = ("ends",) if shape.tie_embeddings and apart else ()
+        again = shape.num_layers + 1 if shape.embeds_last and place.is_first and not apart else None
+        ends = ("ends",) if shape.embeds_last and apart else ()
         table.vocabulary("embedding.weight", shape, std, ends=ends, again=again)
     if shape.position == "learned" and place.is_first:
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
@@ -40,18 +40,21 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
         table.norm("final_norm", shape)
         if not shape.tie_embeddings:
             table.vocabulary("head.weight", shape, std)
+        for depth in range(shape.mtp_layers):
+            table.further(f"mtp.{depth}", shape, residual_std=residual_std)
     return tuple(table.specs)
 
 
 def buffer_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     """The biases that balance experts."""
-    table = Table(place)
-    for i in place.blocks(shape.num_layers):
-        if shape.moe is not None and shape.moe.expert_bias and shape.moe.has_experts(i):
-            table.block = i + 1
-            table.whole(
-                f"blocks.{i}.mlp.router.expert_bias", (shape.moe.num_experts,), std=0.0, decay=False, partial=()
-            )
+    table, moe = Table(place), shape.moe
+    if moe is None or not moe.expert_bias:
+        return ()
+    blocks = {f"blocks.{i}": i + 1 for i in place.blocks(shape.num_layers) if moe.has_experts(i)}
+    if place.is_last and mtp_kind(shape).endswith("experts"):
+        blocks |= {f"mtp.{depth}.block": shape.num_layers + 1 for depth in range(shape.mtp_layers)}
+    for block, table.block in blocks.items():
+        table.whole(f"{block}.mlp.router.expert_bias", (moe.num_experts,), std=0.0, decay=False, partial=())
     return tuple(table.specs)
 
 
@@ -100,6 +103,16 @@ class Table:
             self.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=bias)
         if shape.out_norms:
             self.norm(f"{block}.mlp_out_norm", shape)
+
+    def further(self, name: str, shape: GPTShape, *, residual_std: float) -> None:
+        """A further block, which predicts a later token, and what it reads."""
+        width = shape.hidden_size
+        for norm in ("embedding_norm", "hidden_norm"):
+            self.norm(f"{name}.{norm}", shape)
+        self.columns(f"{name}.project", [("project", width)], 2 * width, std=shape.init_std, bias=False)
+        experts = mtp_kind(shape).endswith("experts")
+        self.attention_and_mlp(f"{name}.block", shape, residual_std=residual_std, experts=experts)
+        self.norm(f"{name}.final_norm", shape)
 
     def experts(self, name: str, shape: GPTShape, *, residual_std: float) -> None:
         """A router, experts that are divided over ep, and each over etp, and the expert of every token over tp."""

@@ -25,13 +25,14 @@ _KEYS = {  # keys of [model] whose names are not those of the parts of a shape, 
     "scores_window": "window",
     "scores_sinks": "attention_sinks",
     **{f"mla_{name}": f"mla.{name}" for name in _LATENT_SIZES},
+    "mtp_layers": "mtp.num_layers",
     "rope_mscale": "mla.mscale",
     "rope_mscale_all_dim": "mla.mscale_all_dim",
 }
 # A learned max_position is a tensor's shape; alibi is a value of position; dropout is often lowered on the way.
 _NOT_FUNCTION = (
     "padded_vocab_size", "max_position", "init_std", "scores_alibi", "scores_dropout", "hidden_dropout",
-    "scores_causal", "scores_relative",  # the family decides the first, position the second
+    "mtp_like", "mtp_factor", "scores_causal", "scores_relative",  # the family decides the first, position the second
 )  # fmt: skip
 _NOT_TRAINED = ("family", "preset", "init_std", "attention_dropout", "hidden_dropout")
 _OF_SCALING = {
@@ -71,6 +72,8 @@ class GPTShape:
         logit_scale: factor of logits. embedding_multiplier: of the embeddings of tokens. residual_multiplier: of what
             attention and MLP add.
         hidden_dropout: probability in the embedding and in the output of each block.
+        mtp_layers: further blocks that predict later tokens; 0: none. mtp_like: the block whose kind they have.
+            mtp_factor: of the mean of their losses.
         moe: the blocks with experts in place of an MLP; None: there are none.
     """
 
@@ -104,9 +107,17 @@ class GPTShape:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     hidden_dropout: float = 0.0
+    mtp_layers: int = 0
+    mtp_like: int = 0
+    mtp_factor: float = 0.0
     tie_embeddings: bool
     init_std: float
     moe: MoEShape | None = None
+
+    @property
+    def embeds_last(self) -> bool:
+        """Whether the last stage has the embedding: as its head, or because further blocks read later tokens."""
+        return self.tie_embeddings or self.mtp_layers > 0
 
     @property
     def gated(self) -> bool:
@@ -193,6 +204,9 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
         embedding_multiplier=model.embedding_multiplier or 1.0,
         residual_multiplier=model.residual_multiplier or 1.0,
         hidden_dropout=model.hidden_dropout,
+        mtp_layers=model.mtp.num_layers if model.mtp else 0,
+        mtp_like=model.num_layers - 1,
+        mtp_factor=model.mtp.loss_factor if model.mtp else 0.0,
         tie_embeddings=model.tie_embeddings,
         init_std=model.init_std,
         moe=_moe_shape(model.moe, ffn_hidden_size(config)) if model.moe else None,
@@ -306,15 +320,20 @@ def expert_shape(shape: GPTShape) -> MLPShape:
 
 def kinds(shape: GPTShape) -> tuple[Kind, ...]:
     """The kind of each block: what it attends to, and whether it has experts."""
+    return tuple(_kind(shape, number) for number in range(shape.num_layers))
+
+
+def _kind(shape: GPTShape, number: int) -> Kind:
     every = shape.window_interval if shape.scores.window else 1
-    found: list[Kind] = []
-    for number in range(shape.num_layers):
-        is_full = bool(every) and (number + 1) % every == 0
-        if shape.moe is not None and shape.moe.has_experts(number):
-            found.append("full experts" if is_full else "window experts")
-        else:
-            found.append("full" if is_full else "window")
-    return tuple(found)
+    is_full = bool(every) and (number + 1) % every == 0
+    if shape.moe is not None and shape.moe.has_experts(number):
+        return "full experts" if is_full else "window experts"
+    return "full" if is_full else "window"
+
+
+def mtp_kind(shape: GPTShape) -> Kind:
+    """The kind of further blocks."""
+    return _kind(shape, shape.mtp_like)
 
 
 def scores_of(shape: GPTShape, kind: str) -> ScoreShape:
@@ -322,26 +341,33 @@ def scores_of(shape: GPTShape, kind: str) -> ScoreShape:
     return replace(shape.scores, window=0) if kind.startswith("full") else shape.scores
 
 
-def blocks_with_experts(shape: GPTShape) -> list[int]:
-    """Their numbers."""
-    return [number for number, kind in enumerate(kinds(shape)) if kind.endswith("experts")]
+def blocks_with_experts(shape: GPTShape, *, further: bool = False) -> list[int]:
+    """Their numbers; `further`: with those that predict later tokens, whose numbers follow."""
+    of_blocks = [*kinds(shape), *[mtp_kind(shape)] * (shape.mtp_layers if further else 0)]
+    return [number for number, kind in enumerate(of_blocks) if kind.endswith("experts")]
 
 
 def losses(shape: GPTShape) -> tuple[str, ...]:
     """See `Family`."""
     names: list[str] = []
     if shape.moe is not None:
-        blocks = blocks_with_experts(shape)
+        blocks = blocks_with_experts(shape, further=True)
         if shape.moe.balance_factor and shape.moe.balance != "none":
             names += [f"balance_{number}" for number in blocks]
         if shape.moe.z_loss_factor:
             names += [f"z_{number}" for number in blocks]
-    return tuple(names)
+    return (*names, *later_losses(shape))
+
+
+def later_losses(shape: GPTShape) -> tuple[str, ...]:
+    """Those of later tokens: mtp_1 is of the token after the next one."""
+    return tuple(f"mtp_{depth}" for depth in range(1, shape.mtp_layers + 1))
 
 
 def counts(shape: GPTShape) -> dict[str, int]:
     """See `Family`: of each block with experts what RouterLosses in layers/router.py says."""
-    return {f"experts_{number}": shape.moe.num_experts + 2 for number in blocks_with_experts(shape) if shape.moe}
+    numbers = blocks_with_experts(shape, further=True)
+    return {f"experts_{number}": shape.moe.num_experts + 2 for number in numbers if shape.moe}
 
 
 def decode_state(shape: GPTShape, kind: str) -> DecodeState:
@@ -460,6 +486,8 @@ def effective_keys(config: RunConfig) -> dict[str, Any]:
         idle.add("window_interval")
     if model.norm != "layernorm":
         idle.add("norm_bias")
+    if model.mtp:
+        keys["mtp.num_layers"] = model.mtp.num_layers
     if model.moe is not None:
         keys |= _moe_keys(gpt_shape(config, model.vocab_size or 1))
     if model.mla:
