@@ -10,6 +10,7 @@ Options: `--kind NAME` (may be repeated) compares only that kind.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import sys
@@ -208,14 +209,11 @@ def moe(reference: Reference) -> Iterator[Case]:
 def mla_mtp(reference: Reference) -> Iterator[Case]:
     """A file of mla_mtp/: logits, gradients, 20 steps, and the same in layouts without a note."""
     case = functools.partial(_case, "mla_mtp", reference)
-    extra = reference.model["extra"]
-    if extra.get("num_moe_experts"):
-        yield Case("mla_mtp", reference.name, lambda: "", 19)
-        return
     yield case("logits", functools.partial(_decoder_outputs, reference))
     yield case("gradients", functools.partial(_gradients, reference, _decoder_config))
     notes = {name: told.get("note", "") for name, told in reference.info["layouts"].items()}
-    for layout in ("one rank", *(name.removesuffix("_fixed") for name, note in notes.items() if not note)):
+    same = [name.removesuffix("_fixed") for name, note in notes.items() if not note]
+    for layout in ("one rank", *(name for name in same if name in LAYOUTS)):
         yield case(layout, functools.partial(_steps, reference, _decoder_config, "", ("megatron", 2), layout))
 
 
@@ -232,6 +230,13 @@ def _decoder_config(reference: Reference, *, average: str, micro_batch: int, mes
             keys |= {"rope_scaling": "yarn", "rope_factor": latent["rotary_scaling_factor"]}
             keys |= {"rope_original_length": latent["original_max_position_embeddings"]}
         keys["mla"] = MLASection(**sizes)
+    if model["extra"].get("num_moe_experts"):
+        plain = copy.copy(reference)
+        of_experts = {name: value for name, value in model["extra"].items() if not name.startswith("mtp_")}
+        plain.model = {**model, "extra": of_experts}
+        moe = families_moe.config_of(plain, average=average, micro_batch=micro_batch, mesh=mesh).model.moe
+        assert moe is not None and not moe.capacity_factor, "no slot is dropped in these files"
+        keys["moe"] = replace(moe, capacity_of="row")
     if depths := model["extra"].get("mtp_num_layers"):
         keys["mtp"] = MTPSection(num_layers=depths, loss_factor=model["extra"]["mtp_loss_scaling_factor"])
     return replace(config, model=replace(config.model, **keys))
@@ -247,6 +252,8 @@ def _decoder_outputs(reference: Reference) -> str:
     model, out = _model(reference, _decoder_config), reference.part("out/")
     batch = _decoder_batch(reference, 0)
     with torch.no_grad():
+        for bias in model.buffers():
+            bias.zero_()
         first = rows_of(batch, slice(0, 2))
         if bad := _far(model.whole_logits(first), out["logits_microbatch0"], LOGITS):
             return f"logits: {bad}"
@@ -387,6 +394,8 @@ def _engine(context: RankContext, reference: Reference, config: RunConfig) -> En
         values = whole[part.name][box].flatten()
         held[first : first + len(values)] = values
     engine.optimizer.publish()
+    if engine.model_buffers is not None:
+        engine.model_buffers.values.zero_()
     return engine
 
 
