@@ -29,6 +29,7 @@ from trainer.convert.hf_config import from_hf, hugging_face, to_hf
 from trainer.convert.hf_names import hf_links
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.model_folder import (
+    BUFFER,
     ModelFolder,
     Report,
     boxes,
@@ -236,7 +237,11 @@ def write_hf(
     config = to_hf(model.config, model.vocab_size, model_type=model_type)
     links = [link.flipped() for link in hf_links(model.family, model.shape, model_type=config["model_type"])]
     theirs = Linked(model.source, links)
-    entries = {name: TensorInfo(info.shape, dtype) for name, info in theirs.tensors.items()}
+    buffers = {link.ours.tensor for link in links if link.theirs.tensor.startswith(f"{BUFFER}/")}
+    entries = {
+        name: TensorInfo(info.shape, torch.float32 if name in buffers else dtype)
+        for name, info in theirs.tensors.items()
+    }
     target.mkdir(parents=True, exist_ok=True)
     parts = split_by_size(entries, max_shard_bytes)
     where: dict[str, str] = {}

@@ -12,12 +12,14 @@ vocabulary exists on neither side. Pure.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.sections import ModelSection, MoESection, RunConfig
 from trainer.models.family import Form, HuggingFace, Json, split_block
+from trainer.models.gpt import deepseek
 from trainer.models.gpt.hf_layers import (
     contradictions,
     demand,
@@ -53,6 +55,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen2_moe": "Qwen2MoeForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "olmoe": "OlmoeForCausalLM",
+        **deepseek.TYPES,
     }
 )
 _LLAMA = {
@@ -111,6 +114,7 @@ DEFAULTS: Mapping[str, Json] = MappingProxyType(
         "olmoe": {**_OLMO, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
                   "num_attention_heads": 16, "max_position_embeddings": 4096, "num_experts": 64,
                   "num_experts_per_tok": 8, "norm_topk_prob": False, "router_aux_loss_coef": 0.01},
+        **deepseek.DEFAULTS,
     }
 )  # fmt: skip
 # What every model of a type has beside the settings of its config.json.
@@ -182,18 +186,22 @@ _SECOND_NAMES = {
 }  # fmt: skip
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
 _AMOUNTS = ("final_logit_softcapping", "attn_logit_softcapping")
-_NULLABLE = ("num_key_value_heads", "head_dim", "n_inner", "sliding_window", *_AMOUNTS)
+_NULLABLE = ("num_key_value_heads", "head_dim", "n_inner", "sliding_window", *_AMOUNTS, *deepseek.NULLABLE)
 PLAIN = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "squared_relu"}
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 
 
 def keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     """The keys of [model] for the settings of a config.json; adds what we lack to `problems`."""
+    if kind in deepseek.TYPES:
+        return deepseek.keys(kind, settings, problems)
     return _gpt2(settings, problems) if kind == "gpt2" else _llama(kind, settings, problems)
 
 
 def settings(kind: str, keys: Json) -> dict[str, Any]:
     """The config.json for keys of [model]."""
+    if kind in deepseek.TYPES:
+        return deepseek.settings(kind, keys)
     return _gpt2_json(keys) if kind == "gpt2" else _llama_json(kind, keys)
 
 
@@ -201,13 +209,15 @@ def free(config: RunConfig) -> tuple[str, ...]:
     """An interleaved pair is a matter of the order of rows, which `tensor` changes; no MLP has no hidden size."""
     shape = gpt_shape(config, 1)
     has_mlps = len(blocks_with_experts(shape)) < shape.num_layers
-    names = ("rope_interleaved",) if config.model.rope_fraction == 1 else ()
+    names = ("rope_interleaved",) if config.model.rope_fraction == 1 and not config.model.mla else ()
     return names if has_mlps else (*names, "ffn_hidden_size")
 
 
 def fitting_type(config: RunConfig) -> str:
     """The model_type that expresses a configuration, if one does."""
     model = config.model
+    if model.mla is not None:
+        return deepseek.fitting_type(config)
     if model.moe is not None:
         return _type_with_experts(model, model.moe)
     if model.position == "learned":
@@ -442,6 +452,8 @@ def reverse(names: Mapping[str, str], value: str, otherwise: str) -> str:
 
 def tensor(name: str, size: tuple[int, ...], shape: GPTShape, model_type: str) -> Form | tuple[Form, ...]:
     """Where one of our tensors is in theirs, or its parts are."""
+    if model_type in deepseek.TYPES:
+        return deepseek.tensor(name, size, shape)
     block, rest = split_block(name)
     part, kind = rest.rsplit(".", 1)
     if model_type == "gpt2":
@@ -512,6 +524,8 @@ def is_derived(name: str, stored: Tensor, shape: GPTShape) -> bool:
 
     from trainer.layers.rope import frequencies
 
+    if re.fullmatch(deepseek.COPIES, name):
+        return True
     if not stored.dtype.is_floating_point and not name.endswith(".attn.bias"):
         return False
     if name.endswith(".masked_bias"):
@@ -522,7 +536,7 @@ def is_derived(name: str, stored: Tensor, shape: GPTShape) -> bool:
         return False
     # If positions were scaled instead of frequencies, the unscaled frequencies are stored.
     wanted = [
-        frequencies(rope, shape.head_dim) for rope in (shape.rope, dataclasses.replace(shape.rope, scaling="none"))
+        frequencies(rope, shape.turned_width) for rope in (shape.rope, dataclasses.replace(shape.rope, scaling="none"))
     ]
     limits = torch.finfo(stored.dtype)
     near, tiny = 4 * limits.eps, 4 * limits.eps * limits.smallest_normal
@@ -540,8 +554,12 @@ HUGGING_FACE = HuggingFace(
     defaults=DEFAULTS,
     nullable=_NULLABLE,
     amounts=_AMOUNTS,
-    zeros=("max_window_layers",),
-    second_names={"gpt2": _SECOND_NAMES, "qwen3_moe": {"num_local_experts": "num_experts"}},
+    zeros=("max_window_layers", *deepseek.ZEROS),
+    second_names={
+        "gpt2": _SECOND_NAMES,
+        "qwen3_moe": {"num_local_experts": "num_experts"},
+        **deepseek.SECOND_NAMES,
+    },
     fitting_type=fitting_type,
     keys=keys,
     settings=settings,
@@ -549,6 +567,10 @@ HUGGING_FACE = HuggingFace(
     notes=contradictions,
     tensor=tensor,
     prefixes={"gpt2": "transformer."},
-    buffers={kind: _GPT2_BUFFERS if kind == "gpt2" else _ROTARY_BUFFERS for kind in ARCHITECTURES},
+    buffers={
+        **{kind: _GPT2_BUFFERS if kind == "gpt2" else _ROTARY_BUFFERS for kind in ARCHITECTURES},
+        **dict.fromkeys(deepseek.TYPES, f"{_ROTARY_BUFFERS}|{deepseek.COPIES}"),
+    },
     is_derived=is_derived,
+    seen=deepseek.seen,
 )
