@@ -62,6 +62,8 @@ LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {  # ranks, mesh
     "tp2": (2, {"tp": 2}),
     "tp2sp": (2, {"tp": 2, "sequence_parallel": True}),
     "pp2": (2, {"pp": 2}),
+    "dp2_ep2": (2, {"ep": 2}),
+    "tp2sp_ep2": (2, {"tp": 2, "sequence_parallel": True, "ep": 2, "etp": 1}),
     "tp2_pp2": (4, {"tp": 2, "pp": 2}),
     "tp2sp_dp2": (4, {"tp": 2, "sequence_parallel": True}),
 }
@@ -212,8 +214,7 @@ def mla_mtp(reference: Reference) -> Iterator[Case]:
     yield case("logits", functools.partial(_decoder_outputs, reference))
     yield case("gradients", functools.partial(_gradients, reference, _decoder_config))
     notes = {name: told.get("note", "") for name, told in reference.info["layouts"].items()}
-    same = [name.removesuffix("_fixed") for name, note in notes.items() if not note]
-    for layout in ("one rank", *(name for name in same if name in LAYOUTS)):
+    for layout in ("one rank", *(name.removesuffix("_fixed") for name, note in notes.items() if not note)):
         yield case(layout, functools.partial(_steps, reference, _decoder_config, "", ("megatron", 2), layout))
 
 
@@ -235,8 +236,7 @@ def _decoder_config(reference: Reference, *, average: str, micro_batch: int, mes
         of_experts = {name: value for name, value in model["extra"].items() if not name.startswith("mtp_")}
         plain.model = {**model, "extra": of_experts}
         moe = families_moe.config_of(plain, average=average, micro_batch=micro_batch, mesh=mesh).model.moe
-        assert moe is not None and not moe.capacity_factor, "no slot is dropped in these files"
-        keys["moe"] = replace(moe, capacity_of="row")
+        keys["moe"] = moe
     if depths := model["extra"].get("mtp_num_layers"):
         keys["mtp"] = MTPSection(num_layers=depths, loss_factor=model["extra"]["mtp_loss_scaling_factor"])
     return replace(config, model=replace(config.model, **keys))

@@ -22,7 +22,14 @@ from tests.trainer.engines import (
     small_config,
     with_documents,
 )
-from trainer.config.sections import MeshSection, MTPSection, RecomputeSection, RunConfig
+from trainer.config.sections import (
+    MeshSection,
+    MLASection,
+    MoESection,
+    MTPSection,
+    RecomputeSection,
+    RunConfig,
+)
 from trainer.models.family import family_of
 from trainer.models.gpt.cost import flops_per_token
 from trainer.models.gpt.memory import activation_bytes
@@ -76,6 +83,28 @@ def test_every_layout_has_the_losses_and_gradients_of_one_rank(documents, tied, 
     means, expected = _whole(config_of(**layers), **how)
     for ranks, mesh in LAYOUTS:
         got_means, got = _whole(config_of(mesh=mesh, **layers), ranks, **how)
+        assert got_means == pytest.approx(means, rel=1e-12), mesh
+        check_same_gradients(got, expected)
+
+
+EXPERTS = MoESection(
+    num_experts=4, ffn_hidden_size=16, score="sigmoid", expert_bias=True, balance="none", layers=(0, 1),
+    shared_ffn_hidden_size=16,
+)  # fmt: skip
+LATENT = MLASection(q_lora_rank=12, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
+
+
+def test_further_layers_with_experts_and_latents_in_every_layout():
+    """DeepSeek-V3's form: experts where the last layer has them, also in further layers, over ep and pp."""
+    model = {"moe": EXPERTS, "mla": LATENT, "head_dim": None, "num_kv_heads": None, "tie_embeddings": False}
+    means, expected = _whole(config_of(**model))
+    assert "mtp.1.block.mlp.experts.down.weight" in expected
+    for ranks, mesh in (
+        (2, MeshSection(ep=2)),
+        (4, MeshSection(tp=2, pp=2, sequence_parallel=True)),
+        (4, MeshSection(tp=2, ep=2, etp=1, pp=2, sequence_parallel=True)),
+    ):
+        got_means, got = _whole(config_of(mesh=mesh, **model), ranks)
         assert got_means == pytest.approx(means, rel=1e-12), mesh
         check_same_gradients(got, expected)
 
