@@ -46,7 +46,7 @@ from mdata.progress import SILENT, Progress
 from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Empty, FieldRows, Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
-from mdata.samples.sample_options import T5, MaskedKind, TextKind
+from mdata.samples.sample_options import T5, Bert, MaskedKind, TextKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
 from mdata.util.gc_pause import gc_paused
@@ -382,6 +382,14 @@ class Dataset:
             if of_sentinels > of_decoder
             else "a longer decoder, or shorter samples",
         )
+
+    def rows_with_ends_inside(self, samples: npt.ArrayLike) -> float:
+        """BERT: the share of these samples whose texts hold [CLS] or [SEP] themselves, and so have them twice."""
+        kind, vocabulary = self.options.kind, self._masked(0).vocabulary
+        assert isinstance(kind, Bert), "only BERT adds them"
+        text = self.read(samples).fields["text"]
+        ends = (text == vocabulary.cls).sum(1) + (text == vocabulary.sep).sum(1)
+        return float((ends > (3 if kind.head else 2)).mean())
 
     def _masked(self, number: int) -> MaskedSamples:
         return cast("MaskedSamples", self.components[number].samples)

@@ -73,6 +73,7 @@ def make_sentences(
     seed: int = 3,
     sentinels: int = 30,
     split_sentences: bool = True,
+    with_ends: bool = True,
 ) -> Path:
     """Documents of 1 to 8 sentences of 2 to 9 words, as a corpus of sentences, by a WordPiece vocabulary."""
     tables = folder / "nltk/tokenizers/punkt_tab/english"
@@ -92,6 +93,7 @@ def make_sentences(
             output_prefix=str(folder / name),
             tokenizer_type="BertWordPieceLowerCase",
             vocab_file=str(folder / "vocab.txt"),
+            tokenizer_options=() if with_ends else (("include_special_tokens", False),),
             split_sentences=split_sentences,
             nltk_data=str(folder / "nltk") if split_sentences else None,
         )

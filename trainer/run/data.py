@@ -34,6 +34,7 @@ from trainer.tasks.in_training import FixedTask, read_tasks, task_problems
 
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 CHECKED_ROWS = 32  # the same for checking the spans of T5
+MOST_ENDS_INSIDE = 0.5  # share of BERT's rows
 TOKENS_MULTIPLE = 128  # of the tokens that a BERT, and its head, computes on a GPU: few sizes, and of whole tiles
 
 
@@ -71,6 +72,13 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     train = _open_training(config, progress)
     if config.data.kind == "t5" and len(samples := _spread_samples(train, config.train, CHECKED_ROWS)):
         train.check_spans(samples)
+    if config.data.kind == "bert" and len(samples := _spread_samples(train, config.train, CHECKED_ROWS)):
+        share = train.rows_with_ends_inside(samples)
+        if share > MOST_ENDS_INSIDE:  # a few come from masks, some of which are random entries of the vocabulary
+            progress.note(
+                f"{share:.0%} of the rows hold [CLS] or [SEP] in their texts, beside those that samples add: the "
+                "corpus was encoded with them; encode it with --tokenizer-hf-no-include-special-tokens"
+            )
     steps, limit = run_length(config.train).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval or 0)
     test_asked = samples_asked(limit, steps=steps)

@@ -15,6 +15,7 @@ import torch
 
 import mdata
 from mdata.loader.loader import collate
+from mdata.progress import Progress
 from mdata.samples.special_tokens import vocabulary_from
 from tests.helpers.open_by_keys import open_by_keys
 from tests.helpers.ranks import run_ranks
@@ -319,6 +320,22 @@ def test_data_of_another_kind_is_named(corpora, tmp_path):
     assert "decoder_length=4 is the limit" in said["short decoder"] and "about 15.0%" in said["short decoder"]
     assert all(text.count("\n") <= 3 for text in said.values())
     open_data(config_of({"bert": plain}, tmp_path, "bert", bert=BertSamplesSection(head=False)))
+
+
+class Notes(Progress):
+    def __init__(self):
+        self.lines = []
+
+    def note(self, text):
+        self.lines.append(text)
+
+
+def test_texts_that_were_encoded_with_their_ends_are_told(tmp_path):
+    for with_ends in (True, False):
+        corpus = make_sentences(tmp_path, name=f"ends_{with_ends}".lower(), with_ends=with_ends)
+        notes = Notes()
+        open_data(config_of({"bert": corpus}, tmp_path, "bert"), progress=notes)
+        assert sum("hold [CLS] or [SEP] in their texts" in line for line in notes.lines) == with_ends
 
 
 def test_too_few_sentinels_are_named(tmp_path):
