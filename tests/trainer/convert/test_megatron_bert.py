@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import zipfile
 from dataclasses import replace
 
 import pytest
+import tomli_w
 import torch
 
+from cli.mtrain import main
 from mdata import DamageError, UsageError
 from tests.oracles import bert_twin
 from trainer.convert.compare import build_model
@@ -16,6 +20,7 @@ from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.megatron_args import to_arguments
 from trainer.convert.model_keys import effective
 from trainer.models.stage import Microbatch
+from trainer.tasks.loaded_model import Model
 
 ARGUMENTS = {
     "num_layers": bert_twin.LAYERS, "hidden_size": bert_twin.WIDTH, "num_attention_heads": bert_twin.HEADS,
@@ -148,17 +153,67 @@ def test_a_head_that_megatron_does_not_have_is_refused_by_name(tmp_path):
             to_arguments(config, 40, padded_rows=128)
 
 
-def test_a_published_decoder_is_read_without_arguments(tmp_path):
-    """GPT-345M (v0.0) has the same layout."""
+def published_decoder(folder):
+    """GPT-345M (v0.0), which has the same layout; gives its weights."""
     weights = {name: x.half() for name, x in bert_twin.weights().items()}
     kept = {name: x for name, x in weights.items() if name.startswith(("embedding.w", "embedding.p", "encoder."))}
     language = older(kept, 0)["language_model"]
     del language["pooler"]
-    rank = tmp_path / "release" / "mp_rank_00"
+    rank = folder / "release" / "mp_rank_00"
     rank.mkdir(parents=True)
     state = {"iteration": 0, "model": {"language_model": language}}
     torch.save(state, rank / "model_optim_rng.pt", _use_new_zipfile_serialization=False)
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
+    (folder / "latest_checkpointed_iteration.txt").write_text("release")
+    return weights
+
+
+@pytest.mark.parametrize("family", ["bert", pytest.param("gpt", marks=pytest.mark.soak)])
+def test_a_run_goes_on_with_published_weights(family, tmp_path):
+    """The losses are those of the converted model on the same mock data, and not near those of new weights."""
+    if family == "bert":
+        published(tmp_path / "theirs")
+    else:
+        published_decoder(tmp_path / "theirs")
+    heads = ("model.num_heads=2",) if family == "gpt" else ()
+    convert(tmp_path / "theirs", tmp_path / "ours", options=ConvertOptions(to="mtrain", check=False, settings=heads))
+    model = open_model(tmp_path / "ours").config.model
+    model = {
+        "family": family, "num_layers": model.num_layers, "hidden_size": model.hidden_size, "num_heads": 2,
+        "ffn_hidden_size": model.ffn_hidden_size, "vocab_size": model.vocab_size, "max_position": model.max_position,
+        "position": "learned", "norm": "layernorm", "activation": model.activation, "bias": True,
+        "tie_embeddings": True,
+    }  # fmt: skip
+    losses = {}
+    for name in ("theirs", "ours"):
+        tables = {
+            "run": {"folder": str(tmp_path / f"run{name}"), "log_interval": 1},
+            "model": model,
+            "data": {"blend": "mock", "kind": family},
+            "train": {"sequence_length": 12, "global_batch": 2, "micro_batch": 2, "steps": 2},
+            "optimizer": {"lr": 1e-3},
+            "checkpoint": {"init_from": str(tmp_path / name)},
+        }
+        path = tmp_path / f"run{name}.toml"
+        path.write_text(tomli_w.dumps(tables))
+        assert main(["train", str(path)]) == 0
+        lines = (tmp_path / f"run{name}/metrics.jsonl").read_text().splitlines()
+        losses[name] = [json.loads(line)["loss"] for line in lines if "loss" in line]
+    assert losses["theirs"] == losses["ours"] and len(losses["ours"]) == 2
+    assert abs(losses["ours"][0] - math.log(bert_twin.VOCABULARY)) > 0.1
+
+
+def test_a_published_decoder_is_scored_where_it_lies(tmp_path):
+    published_decoder(tmp_path)
+    rows = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8]]
+    scores = Model.load(tmp_path, settings=("model.num_heads=2",)).score(rows)
+    options = ConvertOptions(to="mtrain", check=False, settings=("model.num_heads=2",))
+    convert(tmp_path, tmp_path / "ours", options=options)
+    again = Model.load(tmp_path / "ours").score(rows)
+    assert torch.equal(scores.log_prob_BS, again.log_prob_BS) and scores.log_prob_BS[0, :7].abs().sum() > 0
+
+
+def test_a_published_decoder_is_read_without_arguments(tmp_path):
+    weights = published_decoder(tmp_path)
     model = open_model(tmp_path, settings=("model.num_heads=2",))
     config = model.config.model
     assert (config.family, config.num_heads, config.activation, config.tie_embeddings) == ("gpt", 2, "gelu", True)
