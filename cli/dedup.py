@@ -5,7 +5,8 @@ are found with a probability of 92 %. The first document of each group stays. Th
 which mdata preprocess --skip-rows leaves out. An interrupted command continues.
 
 STAGE runs one stage of the work, in tasks of --shard K/N that may run anywhere: sign (N parts of the input), match (N
-ranges of keys), with --verify also sets and verify (by part), then group (one task). mdata launch runs all of them.
+ranges of keys), with --verify also sets and verify (by part), then group (one task), with --write-text also drop (by
+part). mdata launch runs all of them.
 
 Examples:
   mdata dedup --input web.jsonl --output web-repeats
@@ -49,6 +50,7 @@ def add_arguments(parser: Parser) -> None:
     add("--verify", type=float, metavar="J", help="compare near-duplicates: keep those that share less")
     add("--jaccard", default="union", choices=get_args(Jaccard), help="--verify: a share of what (default: union)")
     add("--compat", choices=COMPATIBLE, help="find what datatrove's minhash, or Megatron-LM's tools/openwebtext finds")
+    add("--write-text", action="store_true", help="also write the rows that stay, to FOLDER/text/*.jsonl.zst")
     add("--workers", type=int, default=0, metavar="W", help="threads (default: all cores)")
     add("--shard", metavar="K/N", help="of a stage: task K of N (default: 1/1)")
     add("--parts", type=int, default=0, metavar="N", help="tasks that sign had (default: those that are there)")
@@ -76,7 +78,7 @@ def options_of(arguments: argparse.Namespace) -> DedupOptions:
         raise UsageError(
             f"--compat megatron decides --{wrong[0].replace('unit', 'ngram')}", fix="leave one of them out"
         )
-    names = ("input", "output", "against", "json_key", "jaccard", "workers", "parts", "ranges")
+    names = ("input", "output", "against", "json_key", "jaccard", "write_text", "workers", "parts", "ranges")
     return DedupOptions(
         **{name: getattr(arguments, name) for name in names},
         **{**compatible, **given},

@@ -9,8 +9,9 @@
    the texts and their order: not on parts, machines or threads.
 
 Each stage is a function of the files that the one before left, in parts that may run anywhere; `dedup` runs all of them
-here. Documents with fewer words than an n-gram are compared by hash only. Bad rows and rows without a text are never
-removed. Documents are numbered by row over all files. Slow twin: tests/reference/dedup.py.
+here, and a last one that writes the rows that stay, if it is asked for. Documents with fewer words than an n-gram are
+compared by hash only. Bad rows and rows without a text are never removed. Documents are numbered by row over all files.
+Slow twin: tests/reference/dedup.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mdata.dedup.dropping import drop
 from mdata.dedup.grouping import group, result_counts
 from mdata.dedup.matching import match, verify, write_sets
 from mdata.dedup.plan import LOCK, DedupJob, DedupOptions, Stage
@@ -74,8 +76,11 @@ def dedup(options: DedupOptions, progress: Progress = SILENT) -> DedupResult:
                 shutil.rmtree(path)
             _begin(job)
             for stage in options.stages:
-                _run_task(job, stage, PartNumber(1, 1), progress)
+                if stage != "drop":
+                    _run_task(job, stage, PartNumber(1, 1), progress)
         shutil.rmtree(job.work.parent, ignore_errors=True)
+        if options.write_text:
+            drop(job, PartNumber(1, 1), progress)
     return DedupResult(job.folder, **result_counts(job.folder))
 
 
@@ -87,14 +92,17 @@ def run_stage(options: DedupOptions, stage: Stage, progress: Progress = SILENT) 
         BadInputError, DamageError, ResourceError: as `dedup`.
     """
     if stage not in options.stages:
-        raise UsageError(f"there is no stage {stage} without --verify", fix="give --verify, or leave this stage out")
+        option = "--write-text" if stage == "drop" else "--verify"
+        raise UsageError(f"there is no stage {stage} without {option}", fix=f"give {option}, or leave this stage out")
     if stage == "group" and options.shard.count > 1:
         raise UsageError("group has one task", found=f"--shard {options.shard.number}/{options.shard.count}")
     job = DedupJob(options, progress)
     with os_errors_named(f"writing {job.folder}"):
+        if stage == "drop":
+            drop(job, options.shard, progress)
+            return DedupResult(job.folder, **result_counts(job.folder))
         if job.is_finished():
             progress.note("this result is finished and made of the same input; nothing is left to do")
-            shutil.rmtree(job.work, ignore_errors=True)
             _remove_work(job)
             return DedupResult(job.folder, **result_counts(job.folder))
         _begin(job)

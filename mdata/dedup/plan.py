@@ -34,7 +34,7 @@ _PRIME = (1 << 61) - 1
 _SEED = 1  # of the permutations, as datatrove's
 
 Keys = npt.NDArray[np.uint64]
-Stage = Literal["sign", "match", "sets", "verify", "group"]
+Stage = Literal["sign", "match", "sets", "verify", "group", "drop"]
 Unit = Literal["words", "characters", "given", "raw"]
 Hash = Literal["xxhash64", "sha1-64", "sha1-32", "murmur3"]
 Jaccard = Literal["union", "min", "max"]
@@ -65,6 +65,7 @@ class DedupOptions:
         verify: near-duplicates share at least this part of their distinct n-grams; 0: they are not compared.
         jaccard: a part of the n-grams of both, or of the smaller or larger of the two.
         join_equal: equal texts are duplicates even if they are shorter than an n-gram.
+        write_text: also write the rows that stay, see mdata/dedup/dropping.py.
         workers: threads; the result is the same.
         shard: which task of a stage, "3/64". parts: tasks of `sign`, and ranges: of `match`, for the stages after
             them; 0: those that are there.
@@ -86,6 +87,7 @@ class DedupOptions:
     verify: float = 0
     jaccard: Jaccard = "union"
     join_equal: bool = True
+    write_text: bool = False
     workers: int = 0
     shard: PartNumber = ALL
     parts: int = 0
@@ -119,9 +121,9 @@ class DedupOptions:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """What is done, in this order."""
-        return (
-            ("sign", "match", "sets", "verify", "group") if self.bands and self.verify else ("sign", "match", "group")
-        )
+        compared: tuple[Stage, ...] = ("sets", "verify") if self.bands and self.verify else ()
+        written: tuple[Stage, ...] = ("drop",) if self.write_text else ()
+        return ("sign", "match", *compared, "group", *written)
 
 
 def permutations(count: int) -> tuple[Keys, Keys]:

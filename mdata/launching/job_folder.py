@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from mdata.dedup.dropping import text_path
 from mdata.dedup.plan import WORK, done_name, finished_job
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import is_address, parse_address
@@ -158,10 +159,12 @@ class Job:
 
     def _done_of_stage(self, dedup: DedupStages, stage: str, numbers: range) -> frozenset[int]:
         output = Path(self.cwd, self.output_prefix)
+        tasks = {number: PartNumber(place, len(numbers)) for place, number in enumerate(numbers, 1)}
+        if stage == "drop":
+            return frozenset(number for number, task in tasks.items() if text_path(output, task).exists())
         if finished_job(output) == dedup.job:
             return frozenset(numbers)
         work = output / WORK / dedup.job
-        tasks = {number: PartNumber(place, len(numbers)) for place, number in enumerate(numbers, 1)}
         return frozenset(number for number, task in tasks.items() if (work / done_name(stage, task)).exists())
 
     def phase_of(self, number: int) -> Phase:

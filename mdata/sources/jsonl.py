@@ -51,7 +51,7 @@ def parse_lines(data: bytes, spec: ReadSpec) -> RecordBatch:
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Lines end at LF, CR LF or CR; the last one may lack its end."""
+    """The rows of lines of JSON, without their ends. Lines end at LF, CR LF or CR; the last one may lack its end."""
     if b"\r" in data:
         # On bytes, splitlines uses exactly these three ends.
         return data.splitlines()

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -329,6 +330,46 @@ def test_any_number_of_tasks_gives_the_same_bytes(
         for name in RESULTS:
             assert (folder / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), (parts, name)
         assert sorted(path.name for path in folder.iterdir()) == sorted(RESULTS)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_rows_that_stay_are_written_byte_for_byte(
+    parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "BLOCK_BYTES", 700)
+    texts = _texts(11, 120)
+    old = _write(tmp_path / "old.jsonl", texts[:20])
+    files: list[str | Path] = [
+        _write(tmp_path / "a.jsonl", texts[20:80], bad=True),
+        _write(tmp_path / "b.jsonl.gz", texts[80:100]),
+        _parquet(tmp_path / "c.parquet", texts[100:]),
+    ]
+    whole = DedupOptions(input=files, against=[old], output=tmp_path / "out", write_text=True, workers=2, **SHAPE)
+    _in_tasks(whole, parts, 2) if parts > 1 else dedup(whole)
+    lines = (tmp_path / "a.jsonl").read_bytes().splitlines() + gzip.decompress(
+        (tmp_path / "b.jsonl.gz").read_bytes()
+    ).splitlines()
+    lines += [json.dumps({"text": text}, ensure_ascii=False, separators=(",", ":")).encode() for text in texts[100:]]
+    expected = [line for line, is_removed in zip(lines, _removed(tmp_path / "out"), strict=True) if not is_removed]
+    made = sorted((tmp_path / "out/text").iterdir())
+    assert [path.name for path in made] == [f"{n:05}-of-{parts:05}.jsonl.zst" for n in range(1, parts + 1)]
+    found = b"".join(
+        zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True).read() for path in made
+    )
+    assert found.splitlines() == expected and len(expected) < len(lines) - 10
+    before = [path.stat().st_mtime_ns for path in made]
+    assert run_stage(dataclasses.replace(whole, shard=PartNumber(1, parts)), "drop") == dedup(
+        dataclasses.replace(whole, write_text=False)
+    )
+    assert [path.stat().st_mtime_ns for path in made] == before
+    with pytest.raises(UsageError, match="parts of another division"):
+        run_stage(dataclasses.replace(whole, shard=PartNumber(1, 2)), "drop")
+    made[0].unlink()
+    with (tmp_path / "a.jsonl").open("r+b") as file:
+        file.seek(20)
+        file.write(b"~")
+    with pytest.raises(UsageError, match="different inputs"):
+        run_stage(dataclasses.replace(whole, shard=PartNumber(1, parts)), "drop")
 
 
 @pytest.fixture(scope="module")
