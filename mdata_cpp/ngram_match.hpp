@@ -124,14 +124,20 @@ public:
             for (std::size_t first = 0; first + n <= count; ++first)
                 grams_.push_back({words.hash(first, n, powers_), begin + static_cast<std::uint32_t>(first),
                                   static_cast<std::uint32_t>(item), kNone, static_cast<std::uint16_t>(n)});
-            if (std::find(lengths_.begin(), lengths_.end(), n) == lengths_.end()) lengths_.push_back(n);
+            const auto same = [&](const Length& length) { return length.words == n; };
+            if (std::none_of(lengths_.begin(), lengths_.end(), same)) lengths_.push_back({n, 0, {}});
+            std::find_if(lengths_.begin(), lengths_.end(), same)->grams += count - n + 1;
         }
         if (bytes_.size() >= kNone || ends_.size() >= kNone || grams_.size() >= kNone)
             throw std::overflow_error("test items of more than 4 GiB");
-        std::sort(lengths_.begin(), lengths_.end(), std::greater<>());
         std::size_t size = 64;
         while (size < 2 * grams_.size()) size *= 2;
-        slots_.assign(size, kNone), filter_.assign(size, 0);
+        slots_.assign(size, kNone);
+        for (Length& length : lengths_) {
+            std::size_t words64 = 1;
+            while (64 * words64 < 16 * length.grams) words64 *= 2;
+            length.filter.assign(words64, 0);
+        }
         for (std::uint32_t gram = 0; gram < grams_.size(); ++gram) insert(gram);
     }
 
@@ -159,9 +165,12 @@ public:
         if (grams_.empty()) return;
         read(text, words);
         stamps.resize(grams_.size());
-        for (const std::size_t n : lengths_)
+        for (const Length& length : lengths_) {
+            const std::size_t n = length.words;
             for (std::size_t first = 0; first + n <= words.size(); ++first) {
-                const std::uint32_t gram = find(words, first, n);
+                const std::uint64_t hash = words.hash(first, n, powers_);
+                if (!length.may_hold(hash)) continue;
+                const std::uint32_t gram = find(words, first, n, hash);
                 if (gram == kNone) continue;
                 matches.spans.emplace_back(words.characters[first].first, words.characters[first + n - 1].second);
                 if (stamps[gram] == stamp) continue;
@@ -169,6 +178,7 @@ public:
                 for (std::uint32_t each = gram; each != kNone; each = grams_[each].next)
                     matches.items.push_back(grams_[each].item);
             }
+        }
         merge(matches.spans);
         std::sort(matches.items.begin(), matches.items.end());
         matches.items.erase(std::unique(matches.items.begin(), matches.items.end()), matches.items.end());
@@ -184,10 +194,37 @@ private:
         std::uint16_t n;
     };
 
+    // The n-grams of one length: a bitmap that says which hashes need not be looked up.
+    struct Length {
+        std::size_t words, grams;
+        std::vector<std::uint64_t> filter;  // a power of two of words
+
+        void hold(std::uint64_t hash) { filter[hash >> 30 & (filter.size() - 1)] |= std::uint64_t{1} << (hash >> 24 & 63); }
+        bool may_hold(std::uint64_t hash) const {
+            return filter[hash >> 30 & (filter.size() - 1)] >> (hash >> 24 & 63) & 1;
+        }
+    };
+
     static std::uint64_t mixed(std::uint64_t value) {
         value ^= value >> 32;
         value *= 0xD6E8FEB86659FD93;
         return value ^ value >> 32;
+    }
+
+    // Lower case of ASCII letters and digits; 0: other characters of ASCII, and those beyond it.
+    static constexpr std::array<char, 256> kAsciiLower = [] {
+        std::array<char, 256> lower{};
+        for (unsigned c = 0; c < 0x80; ++c)
+            if ((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '_') lower[c] = static_cast<char>(c);
+            else if (c >= 'A' && c <= 'Z') lower[c] = static_cast<char>(c + 32);
+        return lower;
+    }();
+
+    static std::uint64_t hash_of(std::string_view word) {
+        if (word.size() > 8) return minhash::xxh64(word);
+        std::uint64_t value = 0;
+        std::memcpy(&value, word.data(), word.size());
+        return mixed(value + word.size() * kBase);
     }
 
     // The words of a text and the prefix sums of their hashes.
@@ -203,33 +240,39 @@ private:
                 continue;
             }
             const std::size_t begin = character;
-            unsigned before = 0;
             while (true) {
-                const unsigned classes = table[code.value];
-                if (classes & kWord) {
-                    if (code.value < 0x80) {
-                        words.bytes += static_cast<char>(code.value - 'A' < 26 ? code.value + 32 : code.value);
-                    } else if (code.value == kCapitalSigma || code.value == kFinalSigma) {
-                        append_code(kSigma, words.bytes);
-                    } else {
-                        append_lower(code.value, words.bytes);
-                    }
-                    before = classes;
-                } else {
-                    const std::size_t next = at + code.size;
+                std::size_t end = at;
+                while (end < text.size() && kAsciiLower[static_cast<unsigned char>(text[end])]) ++end;
+                if (end > at) {
+                    const std::size_t before = words.bytes.size();
+                    words.bytes.append(text, at, end - at);
+                    for (std::size_t place = before; place < words.bytes.size(); ++place)
+                        words.bytes[place] = kAsciiLower[static_cast<unsigned char>(words.bytes[place])];
+                    character += end - at, at = end;
+                    if (at == text.size()) break;
+                }
+                code = code_at(text, at);
+                if (!(table[code.value] & kWord)) {
                     const bool apostrophe = code.value == '\'' || code.value == 0x2019;
-                    const bool inside = apostrophe && (before & kAlpha) && next < text.size() &&
-                                        (table[code_at(text, next).value] & kAlpha);
-                    if (!inside) break;
+                    if (!apostrophe || !is_between_letters(text, at, code.size)) break;
+                } else if (code.value == kCapitalSigma || code.value == kFinalSigma) {
+                    append_code(kSigma, words.bytes);
+                } else {
+                    append_lower(code.value, words.bytes);
                 }
                 at += code.size, ++character;
                 if (at == text.size()) break;
-                code = code_at(text, at);
             }
             words.characters.emplace_back(begin, character);
             words.ends.push_back(words.bytes.size());
-            words.sums.push_back(words.sums.back() * kBase + minhash::xxh64(words.content(words.size() - 1)));
+            words.sums.push_back(words.sums.back() * kBase + hash_of(words.content(words.size() - 1)));
         }
+    }
+
+    static bool is_between_letters(std::string_view text, std::size_t at, std::size_t size) {
+        if (at + size == text.size()) return false;
+        const std::size_t before = last_code_begin(text.substr(0, at));
+        return classes_of(code_at(text, before).value) & classes_of(code_at(text, at + size).value) & kAlpha;
     }
 
     std::string_view stored(std::size_t word) const {
@@ -242,7 +285,9 @@ private:
         for (std::size_t at = gram.hash & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
             if (slots_[at] == kNone) {
                 slots_[at] = number, ++distinct_;
-                filter_[bit_of(gram.hash) / 8] |= static_cast<std::uint8_t>(1U << bit_of(gram.hash) % 8);
+                std::find_if(lengths_.begin(), lengths_.end(), [&](const Length& length) {
+                    return length.words == gram.n;
+                })->hold(gram.hash);
                 return;
             }
             Gram& other = grams_[slots_[at]];
@@ -254,18 +299,13 @@ private:
         }
     }
 
-    // Of the bitmap: a power of two of bits, chosen by other bits of the hash than slots.
-    std::size_t bit_of(std::uint64_t hash) const { return hash >> 24 & (8 * filter_.size() - 1); }
-
     bool equal(const Gram& one, const Gram& other) const {
         for (std::size_t word = 0; word < one.n; ++word)
             if (stored(one.first + word) != stored(other.first + word)) return false;
         return true;
     }
 
-    std::uint32_t find(const Words& words, std::size_t first, std::size_t n) const {
-        const std::uint64_t hash = words.hash(first, n, powers_);
-        if (!(filter_[bit_of(hash) / 8] & 1U << bit_of(hash) % 8)) return kNone;
+    std::uint32_t find(const Words& words, std::size_t first, std::size_t n, std::uint64_t hash) const {
         for (std::size_t at = hash & (slots_.size() - 1); slots_[at] != kNone; at = (at + 1) & (slots_.size() - 1)) {
             const Gram& gram = grams_[slots_[at]];
             if (gram.hash != hash || gram.n != n) continue;
@@ -294,9 +334,8 @@ private:
     std::string bytes_;
     std::vector<std::size_t> ends_{0};
     std::vector<Gram> grams_;
-    std::vector<std::size_t> lengths_;
+    std::vector<Length> lengths_;
     std::vector<std::uint32_t> slots_;
-    std::vector<std::uint8_t> filter_;
 };
 
 }  // namespace mdata::text

@@ -241,36 +241,45 @@ inline void gopher(std::string_view text, std::span<const Word> words, std::span
     measures[7] = static_cast<double>(std::count(seen.begin(), seen.end(), true));
 }
 
-// Numbers of things by their hash; cleared in time of what it will hold.
+// Numbers of things by their hash. Starting anew costs nothing: what an earlier use left has lower numbers.
 class Seen {
 public:
-    void clear(std::size_t most) {
+    // For at most `most` things.
+    void begin(std::size_t most) {
         std::size_t size = 16;
         while (size < 2 * most) size *= 2;
-        slots_.assign(size, {0, 0});
+        mask_ = size - 1;
+        base_ += used_;
+        used_ = most;
+        if (slots_.size() < size || base_ + most >= 0xFFFFFFFF) {
+            slots_.assign(std::max(size, slots_.size()), {0, 0});
+            base_ = 0;
+        }
     }
 
     // The number of an equal thing that is there, or `number`, which is there now; `equal` compares with a number.
     template <typename Equal>
     std::size_t add(std::size_t number, std::uint64_t hash, Equal&& equal) {
         const auto upper = static_cast<std::uint32_t>(hash >> 32);
-        for (std::size_t at = hash & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
+        for (std::size_t at = hash & mask_;; at = (at + 1) & mask_) {
             Slot& slot = slots_[at];
-            if (slot.number == 0) {
-                slot = {upper, static_cast<std::uint32_t>(number) + 1};
+            if (slot.number <= base_) {
+                slot = {upper, static_cast<std::uint32_t>(base_ + number + 1)};
                 return number;
             }
-            if (slot.hash == upper && equal(slot.number - 1)) return slot.number - 1;
+            const std::size_t other = slot.number - base_ - 1;
+            if (slot.hash == upper && equal(other)) return other;
         }
     }
 
 private:
     struct Slot {
         std::uint32_t hash;    // its upper half
-        std::uint32_t number;  // and one more; 0: nothing
+        std::uint32_t number;  // and one more, and base_; at most base_: nothing
     };
 
     std::vector<Slot> slots_;
+    std::size_t mask_ = 0, base_ = 0, used_ = 0;
 };
 
 // Hashes of substrings between word borders in constant time each: a polynomial of bytes modulo 2^64 (Karp and Rabin
@@ -354,7 +363,7 @@ private:
     // least: newlines between parts; 0: one, and blank parts do not count.
     Repeated repeated(std::string_view text, std::size_t least) {
         Repeated result;
-        seen_.clear(static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) + 1);
+        seen_.begin(static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) + 1);
         parts_.clear();
         const auto take = [&](std::string_view part) {
             if (!least && stripped(part).empty()) return;
@@ -397,7 +406,7 @@ private:
     std::size_t top(std::size_t n) {
         const std::size_t words = prefixes_.words();
         if (words < n) return 0;
-        seen_.clear(words);
+        seen_.begin(words);
         times_.assign(words, 0);
         std::size_t most = 0, best = 0;
         for (std::size_t first = 0; first + n <= words; ++first) {
@@ -413,7 +422,7 @@ private:
     std::size_t all(std::size_t n) {
         const std::size_t words = prefixes_.words();
         if (words < n) return 0;
-        seen_.clear(words);
+        seen_.begin(words);
         std::size_t characters = 0;
         for (std::size_t first = 0; first + n <= words;) {
             const std::string_view content = gram(first, n);

@@ -43,7 +43,7 @@ def run(monkeypatch, capsys):
         return capsys.readouterr().out
 
     yield run
-    for name in {name for name, *_ in RUNS} | {"samples_masked", "samples_build"}:
+    for name in {name for name, *_ in RUNS} | {"samples_masked", "samples_build", "web_text"}:
         sys.modules.pop(name, None)
 
 
@@ -53,6 +53,14 @@ def run(monkeypatch, capsys):
 def test_a_benchmark_prints_its_table(run, name, constants, arguments, words):
     printed = run(name, constants, arguments)
     assert all(word in printed for word in words), printed
+
+
+def test_our_side_of_web_text(run, tmp_path):
+    pytest.importorskip("ftfy")
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": f"the text {number} and more. " * 20}) + "\n" for number in range(9)))
+    printed = run("web_text", {"ROUNDS": 1}, [str(text), "--items", "5"])
+    assert "n-grams of 10 items" in printed and "decontaminate, end to end" in printed
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])
