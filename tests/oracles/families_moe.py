@@ -34,11 +34,11 @@ LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {  # ranks, mesh
     "dp2": (2, {}),
     "pp2": (2, {"pp": 2}),
     "tp2sp_etp2": (2, {"tp": 2, "sequence_parallel": True}),
-    "ep2": (2, {"ep": 2}),
-    "ep2_allgather": (2, {"ep": 2}),
+    "ep2": (2, {"ep": 2, "expert_dispatch": "all_to_all"}),
+    "ep2_allgather": (2, {"ep": 2, "expert_dispatch": "gather"}),
     "tp2sp_ep2_etp1": (2, {"tp": 2, "sequence_parallel": True, "ep": 2, "etp": 1}),
     "tp2sp_ep2_etp2_dp2": (4, {"tp": 2, "sequence_parallel": True, "ep": 2}),
-    "pp2_ep2_dp2": (4, {"pp": 2, "ep": 2}),
+    "pp2_ep2_dp2": (4, {"pp": 2, "ep": 2, "expert_dispatch": "all_to_all"}),
 }
 OTHER_BALANCE = ("global_aux_loss",)
 _BALANCE = {"aux_loss": "microbatch", "seq_aux_loss": "sequence", "none": "none", "global_aux_loss": "none"}

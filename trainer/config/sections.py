@@ -495,6 +495,10 @@ class MeshSection:
     pp: Positive = 1  # ranks that share the layers: pipeline stages follow each other on them
     ep: Positive = 1  # ranks of a pipeline stage that share the experts of its layers; each has whole ones
     etp: Positive | None = None  # ranks that share each expert; not set: derived from tp
+    expert_dispatch: Literal["auto", "gather", "all_to_all"] = (
+        "auto"  # how tokens reach experts of other ranks; all_to_all: only those that need it, but waits for the host;
+        # auto: all_to_all if ep is above top_k
+    )
     schedule: Literal["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"] = (
         "1f1b"  # order of forward and backward passes in a pipeline; zb: backward in two halves, for a smaller bubble
     )

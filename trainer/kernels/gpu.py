@@ -329,5 +329,5 @@ def add_grouped_product(
 
 def _can_group(x: Tensor, widths: torch.Size) -> bool:
     """Whether torch's grouped products take these: they begin without waiting for the host, which loops do."""
-    fits = x.dtype == torch.bfloat16 and not any(width % GROUPED_ALIGNMENT for width in widths)
+    fits = x.dtype == torch.bfloat16 and len(x) > 0 and not any(width % GROUPED_ALIGNMENT for width in widths)
     return fits and _grouped_mm is not None

@@ -14,6 +14,7 @@ expert, D hidden, F features of an expert on this rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -22,12 +23,12 @@ from torch import Tensor, nn
 
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, MainGradients, Parallel, as_input
-from trainer.layers.dispatch import Dispatch
+from trainer.layers.dispatch import Dispatch, Exchange
 from trainer.layers.mlp import MLP, activated
 from trainer.layers.recompute import recomputed
 from trainer.layers.router import Router, RouterLosses, Rows, score_logits
 from trainer.layers.shapes import GATED, MLPShape, MoEShape
-from trainer.parallel.collectives import Group
+from trainer.parallel.collectives import Group, Pending
 
 
 class SortedSlots(NamedTuple):
@@ -51,31 +52,40 @@ class SortedSlots(NamedTuple):
         gathered: Tensor = _Reordered.apply(x_AK, self)
         return gathered
 
+    def in_order_of_slots(self, y_MD: Tensor) -> Tensor:
+        """Rows by token and slot, of those that are computed, of which there are as many as rows."""
+        assert self.computed_AK is not None, "there are slots that nothing computes"
+        computed = self.computed_AK.flatten().to(torch.int8).argsort(descending=True, stable=True)[: len(y_MD)]
+        ordered: Tensor = _Permuted.apply(y_MD, self.row_AK.flatten()[computed])
+        return ordered
+
     def combine(self, y_MD: Tensor) -> Tensor:
         """The sum of each token's slots: [M, D] -> [A, D]."""
-        y_AKD = y_MD[self.row_AK.flatten()].view(*self.row_AK.shape, -1)
+        y_AKD = y_MD[self.row_AK]
         if self.computed_AK is not None:
             y_AKD = torch.where(self.computed_AK.unsqueeze(-1), y_AKD, 0.0)
         return y_AKD.sum(1)
 
 
 @torch.no_grad()
-def sort_slots(expert_AK: Tensor, num_experts: int, *, all_computed: bool) -> SortedSlots:
+def sort_slots(expert_AK: Tensor, num_experts: int, *, all_computed: bool, rows: int | None = None) -> SortedSlots:
     """Sort slots by expert, those of an expert by token; those of expert E, which nothing computes, come last.
 
-    There are rows for as many slots as can be computed: a token has at most one for each expert.
+    Args:
+        all_computed: there are no such slots. rows: that are computed; None: unknown, so there are rows for as many as
+            can be: a token has at most one for each expert.
     """
     (tokens, top_k), flat = expert_AK.shape, expert_AK.flatten()
     slot = flat.argsort(stable=True)
     row = torch.empty_like(slot).scatter_(0, slot, torch.arange(len(slot), device=slot.device))
     size_E = torch.zeros(num_experts + 1, dtype=torch.int64, device=flat.device)
     size_E = size_E.scatter_add_(0, flat, torch.ones_like(flat))[:num_experts]
-    most = tokens * min(top_k, num_experts)
+    most = tokens * min(top_k, num_experts) if rows is None else rows
     slot_M = slot[:most]
     return SortedSlots(
         token_M=slot_M // top_k,
         slot_M=slot_M,
-        row_AK=row.clamp(max=most - 1).view(expert_AK.shape),
+        row_AK=row.clamp(max=max(most - 1, 0)).view(expert_AK.shape),
         end_E=size_E.cumsum(0).to(torch.int32),
         expert_M=flat[slot_M],
         computed_AK=None if all_computed else expert_AK < num_experts,
@@ -95,6 +105,28 @@ class _Reordered(torch.autograd.Function):
         slots = ctx.slots
         dx_AK = dx_M[slots.row_AK]
         return dx_AK if slots.computed_AK is None else torch.where(slots.computed_AK, dx_AK, 0.0), None
+
+
+class _Permuted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y_MD: Tensor, row_M: Tensor) -> Tensor:
+        ctx.row_M = row_M
+        return y_MD[row_M]
+
+    @staticmethod
+    def backward(ctx: Any, dy_MD: Tensor) -> tuple[Tensor, None]:
+        return torch.empty_like(dy_MD).index_copy_(0, ctx.row_M, dy_MD), None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y_MD: Tensor, slots: SortedSlots) -> Tensor:
+        ctx.slots = slots
+        return slots.combine(y_MD)
+
+    @staticmethod
+    def backward(ctx: Any, dout_AD: Tensor) -> tuple[Tensor, None]:
+        return dout_AD[ctx.slots.token_M], None
 
 
 class Experts(Layer):
@@ -121,20 +153,32 @@ class Experts(Layer):
         """The weighted sum of each token's experts: [N, D]."""
         dispatch = self.dispatch
         expert_AK, weight_AK = dispatch.gather(expert_NK), dispatch.enter(weight_NK)
+        if dispatch.exchanges:
+            plan = Exchange(expert_AK, self.num_experts, dispatch.ep)
+            received = plan.send(dispatch.enter(x_ND)), plan.send(weight_AK)
+            slots = sort_slots(plan.send_experts(expert_AK), self.num_experts, all_computed=False, rows=plan.rows)
+            y_MD = self._computed(*received, slots, gather=False, recompute=recompute)
+            return dispatch.leave(plan.bring_back(slots.in_order_of_slots(y_MD)))
         if dispatch.expert_ranks > 1:
             own_AK = expert_AK - dispatch.expert_rank * self.num_experts
             expert_AK = torch.where((own_AK >= 0) & (own_AK < self.num_experts), own_AK, self.num_experts)
             all_computed = False
         slots = sort_slots(expert_AK, self.num_experts, all_computed=all_computed)
-        up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, slots)
+        y_MD = self._computed(x_ND, weight_AK, slots, gather=True, recompute=recompute)
+        combined_AD: Tensor = _Combine.apply(y_MD, slots)
+        return dispatch.leave(combined_AD)
+
+    def _computed(
+        self, x_ND: Tensor, weight_AK: Tensor, slots: SortedSlots, *, gather: bool, recompute: bool
+    ) -> Tensor:
+        """The weighted result of each row: [M, D]; with `gather`, of the tokens of all ranks."""
+        up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, slots, gather)
         weight_M = slots.gather(weight_AK)
         z_MF = _Weighted.apply(up_MF, weight_M, self.activated)
-        if recompute:
-            with recomputed(z_MF, lambda: _weighted(self.activated(up_MF.detach()), weight_M.detach())):
-                partial_AD = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, slots)
-        else:
-            partial_AD = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, slots)
-        return dispatch.leave(partial_AD)
+        again = recomputed(z_MF, lambda: _weighted(self.activated(up_MF.detach()), weight_M.detach()))
+        with again if recompute else nullcontext():
+            y_MD: Tensor = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, slots)
+        return y_MD
 
     def activated(self, up_MF: Tensor) -> Tensor:
         """[M, F] of the first product's [M, F] or [M, 2F]."""
@@ -170,11 +214,17 @@ class _Up(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_EFD: Tensor, bias_EF: Tensor | None, layer: Experts, slots: SortedSlots
+        ctx: Any,
+        x_ND: Tensor,
+        weight_EFD: Tensor,
+        bias_EF: Tensor | None,
+        layer: Experts,
+        slots: SortedSlots,
+        gather: bool,
     ) -> Tensor:
         ctx.save_for_backward(x_ND, weight_EFD)
-        ctx.layer, ctx.slots, ctx.bias = layer, slots, bias_EF is not None
-        x_MD = layer.dispatch.gather(x_ND)[slots.token_M]
+        ctx.layer, ctx.slots, ctx.bias, ctx.gather = layer, slots, bias_EF is not None, gather
+        x_MD = (layer.dispatch.gather(x_ND) if gather else x_ND)[slots.token_M]
         y_MF: Tensor = layer.kernels.grouped_product(x_MD, weight_EFD, slots.end_E)
         return y_MF if bias_EF is None else _add_bias(y_MF, bias_EF, slots)
 
@@ -182,17 +232,18 @@ class _Up(torch.autograd.Function):
     def backward(ctx: Any, dy_MF: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, weight_EFD = ctx.saved_tensors
         layer, slots = ctx.layer, ctx.slots
-        gathered = layer.dispatch.start_gather(x_ND)
+        gathered = layer.dispatch.start_gather(x_ND) if ctx.gather else Pending(x_ND)
         dx_MD = layer.kernels.grouped_product(dy_MF, weight_EFD.transpose(1, 2), slots.end_E)
         x_AD = gathered.wait()
-        dx_ND = layer.dispatch.reduce(slots.combine(dx_MD))
+        dx_AD = slots.combine(dx_MD)
+        dx_ND = layer.dispatch.reduce(dx_AD) if ctx.gather else dx_AD
         dweight = _weight_gradient(layer, "up", dy_MF, lambda: x_AD[slots.token_M], slots)
         dbias = _bias_gradient(layer, "up_bias", dy_MF, None, slots) if ctx.bias else None
-        return dx_ND, dweight, dbias, None, None
+        return dx_ND, dweight, dbias, None, None, None
 
 
 class _Down(torch.autograd.Function):
-    """Forward: multiply, combine. Backward: sort, multiply."""
+    """Forward: multiply. Backward: multiply."""
 
     @staticmethod
     def forward(
@@ -211,13 +262,12 @@ class _Down(torch.autograd.Function):
         y_MD: Tensor = layer.kernels.grouped_product(z_MF, weight_EDF, slots.end_E)
         if bias_ED is not None and ctx.adds_bias:
             y_MD = y_MD + _weighted(_bias_rows(bias_ED, slots), weight_M)
-        return slots.combine(y_MD)
+        return y_MD
 
     @staticmethod
-    def backward(ctx: Any, dout_AD: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy_MD: Tensor) -> tuple[Tensor | None, ...]:
         z_MF, weight_M, weight_EDF, bias_ED = ctx.saved_tensors
         layer, slots = ctx.layer, ctx.slots
-        dy_MD = dout_AD[slots.token_M]
         dz_MF = layer.kernels.grouped_product(dy_MD, weight_EDF.transpose(1, 2), slots.end_E)
         dweight = _weight_gradient(layer, "down", dy_MD, lambda: z_MF, slots)
         dbias = dweight_M = None
@@ -297,6 +347,7 @@ class MoE(nn.Module):
 
     Args:
         expert: an expert's shape. groups: "etp", "ep" and "experts", if experts are divided over more ranks than tp.
+        exchanges: how tokens reach experts, see `Dispatch`.
     """
 
     def __init__(
@@ -307,10 +358,13 @@ class MoE(nn.Module):
         *,
         kernels: Kernels,
         groups: Mapping[str, Group] = MappingProxyType({}),
+        exchanges: bool = False,
     ) -> None:
         super().__init__()
         self.router = Router(shape, expert.width, parallel, bias=expert.bias)
-        self.experts = Experts(expert, shape.num_experts, Dispatch(parallel, groups), kernels=kernels)
+        self.experts = Experts(
+            expert, shape.num_experts, Dispatch(parallel, groups, exchanges=exchanges), kernels=kernels
+        )
         self.shared = self.shared_gate = None
         if shape.shared_ffn_hidden_size:
             self.shared = MLP(shared_shape(shape, expert), parallel, kernels=kernels)

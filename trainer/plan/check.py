@@ -219,6 +219,11 @@ def _expert_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             if value is not None:
                 yield f"mesh.{key}={value} divides experts, but the model has none; leave it out, or add [model.moe]"
         return
+    if mesh.expert_dispatch == "all_to_all" and config.kernels.cuda_graphs == "on":
+        yield (
+            'mesh.expert_dispatch="all_to_all" waits for the host, which kernels.cuda_graphs="on" cannot; set '
+            'mesh.expert_dispatch="gather", or kernels.cuda_graphs="off"'
+        )
     inner = moe.ffn_hidden_size or config.model.ffn_hidden_size
     if moe.num_experts % ep:
         yield (

@@ -45,6 +45,7 @@ MOE = MoESection(
     shared_ffn_hidden_size=24, shared_gate=True,
 )  # fmt: skip
 SIMPLE = MoESection(num_experts=4, top_k=3, ffn_hidden_size=16, balance="microbatch", balance_factor=0.5)
+SENT = {"expert_dispatch": "all_to_all"}
 LAYOUTS = [
     (4, {"ep": 2, "tp": 2, "sequence_parallel": True}, {"sharding": "parameters", "recompute": "full"}),
     pytest.param(4, {"tp": 2, "pp": 2, "sequence_parallel": True, "schedule": "zb_h1"}, {}, marks=SOAK),
@@ -70,6 +71,14 @@ LAYOUTS = [
     pytest.param(4, {"ep": 2, "etp": 1, "tp": 2, "sequence_parallel": True}, {"sharding": "gradients"}, marks=SOAK),
     pytest.param(8, {"ep": 2, "tp": 2, "pp": 2, "sequence_parallel": True}, {"recompute": "full"}, marks=SOAK),
     pytest.param(8, {"ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True}, {"sharding": "none"}, marks=SOAK),
+    (2, {"ep": 2, **SENT}, {"recompute": "full"}),
+    pytest.param(4, {"ep": 2, **SENT}, {"sharding": "gradients", "recompute": "selective"}, marks=SOAK),
+    pytest.param(4, {"ep": 2, "pp": 2, "schedule": "zb_h1", **SENT}, {"sharding": "parameters"}, marks=SOAK),
+    pytest.param(4, {"ep": 2, "tp": 2, **SENT}, {"documents": True}, marks=SOAK),
+    pytest.param(4, {"ep": 2, "tp": 2, "sequence_parallel": True, **SENT}, {"recompute": "full"}, marks=SOAK),
+    pytest.param(4, {"ep": 2, "cp": 2, **SENT}, {"documents": True}, marks=SOAK),
+    pytest.param(2, {"ep": 2, "etp": 1, "tp": 2, "sequence_parallel": True, **SENT}, {}, marks=SOAK),
+    pytest.param(8, {"ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True, **SENT}, {}, marks=SOAK),
 ]
 
 
@@ -154,6 +163,9 @@ def test_layouts_compute_what_one_rank_does(ranks, mesh, options, alone):
         (4, {"ep": 4}),
         (4, {"tp": 2, "ep": 2}),
         (4, {"tp": 2, "ep": 2, "etp": 1, "sequence_parallel": True}),
+        (4, {"ep": 4, **SENT}),
+        (4, {"tp": 2, "ep": 2, **SENT}),
+        (4, {"tp": 2, "ep": 4, "etp": 1, "sequence_parallel": True, **SENT}),
     ],
 )
 def test_experts_with_biases_and_balance_of_microbatches(ranks, mesh, alone):
@@ -332,10 +344,14 @@ def test_muon_takes_each_expert_of_each_rank_for_a_matrix(ranks, mesh):
             "mesh.etp=3 does not divide mesh.tp=4; choose from 1, 2, 4",
         ),
         (2, {"tp": 2, "etp": 1}, "mesh.etp=1 is below mesh.tp=2, whose ranks all have the same tokens; set"),
+        (2, {"ep": 2, **SENT}, 'mesh.expert_dispatch="all_to_all" waits for the host, which kernels.cuda_graphs="on"'),
     ],
 )
 def test_ranks_that_cannot_share_experts_are_refused(ranks, mesh, message):
-    problems = check(_config(**mesh), ranks, facts=None)
+    config = _config(**mesh)
+    graphs = "on" if "expert_dispatch" in mesh else "auto"
+    config = replace(config, kernels=replace(config.kernels, cuda_graphs=graphs))
+    problems = check(config, ranks, facts=None)
     assert [problem for problem in problems if problem.startswith(message)], problems
 
 
@@ -350,6 +366,7 @@ def test_a_model_without_experts_has_no_ranks_for_them():
         (16, {"tp": 2, "ep": 2, "pp": 2, "sequence_parallel": True}),
         pytest.param(8, {"tp": 2, "ep": 2, "etp": 1, "cp": 2, "sequence_parallel": True}, marks=SOAK),
         pytest.param(12, {"ep": 3, "pp": 2, "schedule": "zb_v"}, marks=SOAK),
+        (4, {"ep": 2, **SENT}),
     ],
 )
 def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):

@@ -44,6 +44,7 @@ from trainer.models.gpt.shape import (
     GPTShape,
     attention_shape,
     decode_state,
+    exchanges_tokens,
     expert_shape,
     kinds,
     later_losses,
@@ -77,7 +78,7 @@ class Block(nn.Module):
 
     Args:
         number: in the whole model, from 0. like: the block whose kind it has; None: its own number.
-        groups: the ranks along each axis.
+        groups: the ranks along each axis. exchanges: see `Dispatch`.
         selective: outputs of norms and of the nonlinearity are computed again in backward.
     """
 
@@ -94,6 +95,7 @@ class Block(nn.Module):
         selective: bool,
         groups: Mapping[str, Group] = MappingProxyType({}),
         like: int | None = None,
+        exchanges: bool = False,
     ) -> None:
         super().__init__()
         of_kind = number if like is None else like
@@ -107,7 +109,9 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(shape, kernels) if enters else None
         self.number, self.moe = number, shape.moe
         if self.moe is not None and self.moe.has_experts(of_kind):
-            self.mlp: MLP | MoE = MoE(self.moe, expert_shape(shape), parallel, kernels=kernels, groups=groups)
+            self.mlp: MLP | MoE = MoE(
+                self.moe, expert_shape(shape), parallel, kernels=kernels, groups=groups, exchanges=exchanges
+            )
         else:
             self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
         self.mlp_out_norm = make_norm(shape, kernels) if leaves else None
@@ -200,7 +204,7 @@ class GPT(nn.Module):
         place: which part this is; blocks are named by their number in the whole model.
         groups: the ranks along each axis: "tp", "cp" if ranks share rows of tokens, those of experts.
         kernels: implementations of the small operations.
-        recompute: what backward recomputes. seed: of the run, for dropout.
+        recompute: what backward recomputes. seed: of the run, for dropout. exchanges: see `Dispatch`.
 
     Attributes:
         loss_function: a user's function: (logits [B, S, vocab_size], batch) -> the sum of the loss, or the losses of
@@ -220,6 +224,7 @@ class GPT(nn.Module):
         kernels: Kernels,
         recompute: RecomputeSection,
         seed: int,
+        exchanges: bool = False,
     ) -> None:
         super().__init__()
         self.shape, self.place, self.kernels = shape, place, kernels
@@ -234,7 +239,14 @@ class GPT(nn.Module):
         self.drop_embedding = Dropout(shape.hidden_dropout, seed=seed, layer=0, site="embedding", kernels=kernels)
         blocks, selective = place.blocks(shape.num_layers), recompute.mode == "selective"
         block = functools.partial(
-            self.block_type, shape, self.parallel, kernels=kernels, seed=seed, selective=selective, groups=groups
+            self.block_type,
+            shape,
+            self.parallel,
+            kernels=kernels,
+            seed=seed,
+            selective=selective,
+            groups=groups,
+            exchanges=exchanges,
         )
         self.blocks = nn.ModuleDict({str(i): block(number=i) for i in blocks})
         self.recomputes_all = full = recompute.mode == "full"
@@ -490,7 +502,8 @@ def build_gpt(
     kernels = choose_kernels(device, dtype, config.kernels if config else None)
     recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)
     with torch.device("meta"):
-        built = model(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed)
+        exchanges = config is not None and exchanges_tokens(config)
+        built = model(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed, exchanges=exchanges)
     for layer in built.modules():
         if isinstance(layer, Layer):
             layer.main_gradients.add_product = kernels.add_product

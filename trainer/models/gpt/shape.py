@@ -318,6 +318,18 @@ def expert_shape(shape: GPTShape) -> MLPShape:
     return replace(mlp_shape(shape), inner=shape.moe.ffn_hidden_size)
 
 
+def exchanges_tokens(config: RunConfig) -> bool:
+    """Whether tokens are sent to the ranks of their experts by all-to-all; otherwise all are gathered.
+
+    Gathering moves ep - 1 times the tokens, all-to-all at most top_k (ep - 1) / ep times; CUDA graphs cannot wait for
+    the host, which has to know how many there are.
+    """
+    moe, mesh = config.model.moe, config.mesh
+    if moe is None or mesh.ep == 1 or mesh.expert_dispatch != "auto":
+        return mesh.expert_dispatch == "all_to_all"
+    return mesh.ep > moe.top_k and config.kernels.cuda_graphs != "on"
+
+
 def kinds(shape: GPTShape) -> tuple[Kind, ...]:
     """The kind of each block: what it attends to, and whether it has experts."""
     return tuple(_kind(shape, number) for number in range(shape.num_layers))
