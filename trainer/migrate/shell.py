@@ -23,6 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!0-]")
 _CHANGES = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)")  # a variable, in arithmetic
 _BRACES = re.compile(r"([A-Za-z_]\w*|[0-9]{1,9}|[@*])(\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
+_TILDE = re.compile("^~(?=/|$)")
 _ALTERNATIVES = re.compile(r"\{[^{}\s'\"$]*(?:,|\.\.)[^{}\s'\"]*\}")  # a{b,c}, {1..3}
 _DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _TESTS = frozenset({"[", "[[", "test"})
@@ -367,6 +368,7 @@ class _ShellReader:
         if raw.startswith("("):
             statements = split_statements(raw[1:-1])
             return [*old, *(field for line in statements for word in line.words for field in self.expand(word))]
+        raw = _TILDE.sub("$HOME", raw)
         text = " ".join(self.expand(f'"{raw}"' if raw[:1] not in ("'", '"') else raw))
         return ["".join(old[:1]) + text, *old[1:]]
 
@@ -374,7 +376,7 @@ class _ShellReader:
         """The fields of a raw word: quotes removed, variables expanded, split at blanks as in bash."""
         fields: list[str] = []
         current: str | None = None
-        for values, quoted in self._parts(raw, quoted=False):
+        for values, quoted in self._parts(_TILDE.sub("$HOME", raw), quoted=False):
             self._work.add(sum(map(len, values)) + len(values))
             pieces = list(values) if quoted else [piece for value in values for piece in self._split(value)]
             if quoted and not pieces:

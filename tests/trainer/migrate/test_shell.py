@@ -92,6 +92,8 @@ def test_as_bash_does(script: str) -> None:
         ("A=1; B=$((A++)); C=$((D=3)); E=$((A == 1)); show $A $D", ["show", "<A>", "<D>"]),
         ("A=(a b); C=${A[1]}; if [ -z $C ]; then B=1; fi; show $B", ["show", "<B>"]),
         ("A=1; [ -f x ] && A=2 || A=3; show $A", ["show", "<A>"]),
+        ("A=~/a; show $A ~ ~/b '~' \"~/c\" d~", ["show", "<HOME>/a", "<HOME>", "<HOME>/b", "~", "~/c", "d~"]),
+        ("HOME=/h; A=~/a; show $A", ["show", "/h/a"]),
         ('if [ -z "$A" ]; then echo usage; exit 1; fi; show $A', ["show", "<A>"]),
         ('[ -n "$A" ] || exit 1; show $A', ["show", "<A>"]),
         ("A=1; for ((A=0; A<2; A++)); do x; done; show $A", ["show", "<A>"]),
