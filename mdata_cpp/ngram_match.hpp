@@ -146,8 +146,8 @@ public:
     // `words` and `seen` keep their memory from text to text.
     struct Words {
         std::string bytes;
-        std::vector<std::size_t> ends{0};
-        std::vector<std::pair<std::size_t, std::size_t>> characters;
+        std::vector<std::uint32_t> ends{0};
+        std::vector<std::pair<std::uint32_t, std::uint32_t>> characters;
         std::vector<std::uint64_t> sums{0};
 
         std::size_t size() const { return characters.size(); }
@@ -172,7 +172,10 @@ public:
                 if (!length.may_hold(hash)) continue;
                 const std::uint32_t gram = find(words, first, n, hash);
                 if (gram == kNone) continue;
-                matches.spans.emplace_back(words.characters[first].first, words.characters[first + n - 1].second);
+                const std::size_t begin = words.characters[first].first, end = words.characters[first + n - 1].second;
+                if (!matches.spans.empty() && matches.spans.back().first <= begin && begin <= matches.spans.back().second)
+                    matches.spans.back().second = std::max(matches.spans.back().second, end);
+                else matches.spans.emplace_back(begin, end);
                 if (stamps[gram] == stamp) continue;
                 stamps[gram] = stamp;
                 for (std::uint32_t each = gram; each != kNone; each = grams_[each].next)
@@ -229,7 +232,7 @@ private:
 
     // The words of a text and the prefix sums of their hashes.
     static void read(std::string_view text, Words& words) {
-        check_size(text);
+        if (text.size() >= kNone / 2) throw std::overflow_error("a text of 2 GiB or more");
         words.bytes.clear(), words.ends.assign(1, 0), words.characters.clear(), words.sums.assign(1, 0);
         const auto& table = class_table();
         std::size_t character = 0;
@@ -263,8 +266,8 @@ private:
                 at += code.size, ++character;
                 if (at == text.size()) break;
             }
-            words.characters.emplace_back(begin, character);
-            words.ends.push_back(words.bytes.size());
+            words.characters.emplace_back(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(character));
+            words.ends.push_back(static_cast<std::uint32_t>(words.bytes.size()));
             words.sums.push_back(words.sums.back() * kBase + hash_of(words.content(words.size() - 1)));
         }
     }

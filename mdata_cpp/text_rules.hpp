@@ -300,7 +300,7 @@ public:
         std::uint64_t sum = sums_.back();
         for (const char c : word) sum = sum * kBase + static_cast<unsigned char>(c) + 1;
         sums_.push_back(sum);
-        bytes_.push_back(bytes_.back() + word.size());
+        bytes_.push_back(bytes_.back() + static_cast<std::uint32_t>(word.size()));
     }
 
     std::size_t words() const { return sums_.size() - 1; }
@@ -329,7 +329,7 @@ private:
     }
 
     std::vector<std::uint64_t> sums_, powers_;
-    std::vector<std::size_t> bytes_;
+    std::vector<std::uint32_t> bytes_;
 };
 
 struct Repeated {
@@ -442,8 +442,7 @@ private:
     Prefixes prefixes_;
     std::vector<std::string_view> parts_;
     std::string joined_;
-    std::vector<std::size_t> counts_;
-    std::vector<std::uint32_t> times_;
+    std::vector<std::uint32_t> counts_, times_;
 };
 
 // Lines that are not blank; shares of these that end in a stop mark and that have at most `short_line` characters;

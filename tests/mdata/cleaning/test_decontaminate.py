@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from mdata.cleaning.decontaminate import DecontaminateRules, decontaminate, spli
 from mdata.cleaning.openwebtext_ngrams import OpenWebTextNgrams, Pieces
 from mdata.cleaning.text_job import TextJobOptions, TextJobResult
 from mdata.dedup.row_set import RowSet
-from mdata.errors import UsageError
+from mdata.errors import ResourceError, UsageError
+from tests.helpers.failures import durable_calls
 from tests.reference import decontaminate as twin
 from tests.reference import text_rules
 
@@ -146,6 +149,23 @@ def test_bytes_do_not_depend_on_workers(planted, tmp_path, monkeypatch):
         contents = [(tmp_path / f"{mode}{workers}{len(more)}/corpus.jsonl").read_bytes() for workers in (1, 3)]
         assert contents[0] == contents[1] != b""
         assert run(corpus, sets, tmp_path / f"{mode}1{len(more)}", mode, **more) == results[0]
+
+
+@pytest.mark.parametrize("more", [{}, {"compat": "openwebtext"}], ids=["default", "compat"])
+def test_a_run_that_fails_anywhere_continues(planted, tmp_path, monkeypatch, more):
+    monkeypatch.setattr(text_job, "BLOCK_BYTES", 60_000)
+    monkeypatch.setattr(text_job, "_CHECKPOINT_S", 0)
+    corpus, sets, _ = planted
+    with durable_calls(monkeypatch) as calls:
+        whole = run(corpus, sets, tmp_path / "whole", "split", **more)
+    for first in range(0, len(calls.seen), 19):
+        output, at = tmp_path / f"out{first}", first
+        while not (output / "decontaminate.report").exists():
+            with durable_calls(monkeypatch, at), suppress(ResourceError):
+                run(corpus, sets, output, "split", **more)
+            at += 23
+        assert run(corpus, sets, output, "split", **more) == replace(whole, folder=output)
+        assert (output / "corpus.jsonl").read_bytes() == (tmp_path / "whole/corpus.jsonl").read_bytes()
 
 
 def test_openwebtext_leaves_frequent_ngrams_alone(tmp_path):

@@ -238,6 +238,31 @@ def test_one_long_document_and_an_empty_one(tmp_path):
     assert dict(result.removed) == {"gopher-max-words": 1, "gopher-min-words": 1}
 
 
+LIMITED = """
+import resource, sys
+from mdata.cleaning.rules import GopherRules, RepetitionRules
+from mdata.cleaning.steps import CleanRules
+from mdata.cleaning.text_job import TextJobOptions
+from mdata.cleaning.clean import clean
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+options = TextJobOptions(input=sys.argv[1], output=sys.argv[2], workers=1, max_record_bytes=1 << 30)
+steps = ("punctuation", "length", "gopher", "gopher-repetition", "c4", "paragraphs", "fineweb", "collapse")
+print(dict(clean(options, CleanRules(steps=steps, gopher=GopherRules(max_words=-1))).removed))
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("piece", ["one two three four five. ", "a b ", "[", "'", "\u00e9", "\n", "- \u2026\n", "1.,"])
+def test_a_document_of_60_mb_stays_within_3_gib(tmp_path, piece):
+    text = piece * (60_000_000 // len(piece.encode()))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    words = [sys.executable, "-c", LIMITED, str(tmp_path / "a.jsonl"), str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=250)
+    assert found.returncode == 0, found.stderr
+    assert len(json.loads(found.stdout.replace("'", '"'))) == 1
+
+
 def test_what_it_refuses(tmp_path):
     source = write(tmp_path / "a.jsonl", texts(5))
     with pytest.raises(UsageError, match=r"no step gopherr"):
