@@ -439,6 +439,25 @@ def add_product(target: Tensor, dy_NO: Tensor, *, x_NI: Tensor, overwrite: bool 
         torch.addmm(target, left, right, out=target, **options)
 
 
+def weigh(y_MF: Tensor, weight_M: Tensor) -> Tensor:
+    """Each row times its weight, in y's dtype."""
+    return (y_MF * weight_M.unsqueeze(1)).to(y_MF.dtype)
+
+
+def weigh_backward(dz_MF: Tensor, y_MF: Tensor, weight_M: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of rows and of their weights."""
+    dweight_M = (dz_MF.to(weight_M.dtype) * y_MF).sum(1)
+    return (dz_MF * weight_M.unsqueeze(1)).to(y_MF.dtype), dweight_M
+
+
+def sum_slots(y_MD: Tensor, row_AK: Tensor, computed_AK: Tensor | None) -> Tensor:
+    """The sum of each token's rows, in the order of its slots; rows that were not computed count as 0: [A, D]."""
+    y_AKD = y_MD[row_AK]
+    if computed_AK is not None:
+        y_AKD = torch.where(computed_AK.unsqueeze(-1), y_AKD, 0.0)
+    return y_AKD.sum(1)
+
+
 def grouped_product(x_MI: Tensor, weight_EOI: Tensor, end_E: Tensor) -> Tensor:
     """x W_e^T of each row with the weight of its group: [M, O]; rows of no group are 0.
 

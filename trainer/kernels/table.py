@@ -59,6 +59,9 @@ class Kernels:
     muon_apply_: Kernel = plain.muon_apply_
     orthogonalize: Kernel = plain.orthogonalize
     add_product: Kernel = plain.add_product
+    weigh: Kernel = plain.weigh
+    weigh_backward: Kernel = plain.weigh_backward
+    sum_slots: Kernel = plain.sum_slots
     grouped_product: Kernel = plain.grouped_product
     add_grouped_product: Kernel = plain.add_grouped_product
 

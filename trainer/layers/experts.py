@@ -59,12 +59,10 @@ class SortedSlots(NamedTuple):
         ordered: Tensor = _Permuted.apply(y_MD, self.row_AK.flatten()[computed])
         return ordered
 
-    def combine(self, y_MD: Tensor) -> Tensor:
+    def combine(self, y_MD: Tensor, kernels: Kernels) -> Tensor:
         """The sum of each token's slots: [M, D] -> [A, D]."""
-        y_AKD = y_MD[self.row_AK]
-        if self.computed_AK is not None:
-            y_AKD = torch.where(self.computed_AK.unsqueeze(-1), y_AKD, 0.0)
-        return y_AKD.sum(1)
+        combined: Tensor = kernels.sum_slots(y_MD, self.row_AK, self.computed_AK)
+        return combined
 
 
 @torch.no_grad()
@@ -120,13 +118,13 @@ class _Permuted(torch.autograd.Function):
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y_MD: Tensor, slots: SortedSlots) -> Tensor:
+    def forward(ctx: Any, y_MD: Tensor, slots: SortedSlots, kernels: Kernels) -> Tensor:
         ctx.slots = slots
-        return slots.combine(y_MD)
+        return slots.combine(y_MD, kernels)
 
     @staticmethod
-    def backward(ctx: Any, dout_AD: Tensor) -> tuple[Tensor, None]:
-        return dout_AD[ctx.slots.token_M], None
+    def backward(ctx: Any, dout_AD: Tensor) -> tuple[Tensor, None, None]:
+        return dout_AD[ctx.slots.token_M], None, None
 
 
 class Experts(Layer):
@@ -165,7 +163,7 @@ class Experts(Layer):
             all_computed = False
         slots = sort_slots(expert_AK, self.num_experts, all_computed=all_computed)
         y_MD = self._computed(x_ND, weight_AK, slots, gather=True, recompute=recompute)
-        combined_AD: Tensor = _Combine.apply(y_MD, slots)
+        combined_AD: Tensor = _Combine.apply(y_MD, slots, self.kernels)
         return dispatch.leave(combined_AD)
 
     def _computed(
@@ -174,8 +172,8 @@ class Experts(Layer):
         """The weighted result of each row: [M, D]; with `gather`, of the tokens of all ranks."""
         up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, slots, gather)
         weight_M = slots.gather(weight_AK)
-        z_MF = _Weighted.apply(up_MF, weight_M, self.activated)
-        again = recomputed(z_MF, lambda: _weighted(self.activated(up_MF.detach()), weight_M.detach()))
+        z_MF = _Weighted.apply(up_MF, weight_M, self)
+        again = recomputed(z_MF, lambda: self.kernels.weigh(self.activated(up_MF.detach()), weight_M.detach()))
         with again if recompute else nullcontext():
             y_MD: Tensor = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, slots)
         return y_MD
@@ -185,27 +183,24 @@ class Experts(Layer):
         return activated(up_MF, self.shape, self.kernels)
 
 
-def _weighted(y_MF: Tensor, weight_M: Tensor) -> Tensor:
-    return (y_MF * weight_M.unsqueeze(1)).to(y_MF.dtype)
-
-
 class _Weighted(torch.autograd.Function):
     """The activation of each row times its weight. Backward computes the activation again."""
 
     @staticmethod
-    def forward(ctx: Any, up_MF: Tensor, weight_M: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, up_MF: Tensor, weight_M: Tensor, layer: Experts) -> Tensor:
         ctx.save_for_backward(up_MF, weight_M)
-        ctx.activation = activation
-        return _weighted(activation(up_MF), weight_M)
+        ctx.layer = layer
+        z_MF: Tensor = layer.kernels.weigh(layer.activated(up_MF), weight_M)
+        return z_MF
 
     @staticmethod
     def backward(ctx: Any, dz_MF: Tensor) -> tuple[Tensor, Tensor, None]:
         up_MF, weight_M = ctx.saved_tensors
         with torch.enable_grad():
             leaf_MF = up_MF.detach().requires_grad_()
-            y_MF = ctx.activation(leaf_MF)
-        dweight_M = (dz_MF.to(weight_M.dtype) * y_MF.detach()).sum(1)
-        (dup_MF,) = torch.autograd.grad(y_MF, leaf_MF, _weighted(dz_MF, weight_M))
+            y_MF = ctx.layer.activated(leaf_MF)
+        dy_MF, dweight_M = ctx.layer.kernels.weigh_backward(dz_MF, y_MF.detach(), weight_M)
+        (dup_MF,) = torch.autograd.grad(y_MF, leaf_MF, dy_MF)
         return dup_MF, dweight_M, None
 
 
@@ -235,7 +230,7 @@ class _Up(torch.autograd.Function):
         gathered = layer.dispatch.start_gather(x_ND) if ctx.gather else Pending(x_ND)
         dx_MD = layer.kernels.grouped_product(dy_MF, weight_EFD.transpose(1, 2), slots.end_E)
         x_AD = gathered.wait()
-        dx_AD = slots.combine(dx_MD)
+        dx_AD = slots.combine(dx_MD, layer.kernels)
         dx_ND = layer.dispatch.reduce(dx_AD) if ctx.gather else dx_AD
         dweight = _weight_gradient(layer, "up", dy_MF, lambda: x_AD[slots.token_M], slots)
         dbias = _bias_gradient(layer, "up_bias", dy_MF, None, slots) if ctx.bias else None
@@ -261,7 +256,7 @@ class _Down(torch.autograd.Function):
         ctx.adds_bias = bias_ED is not None and layer.dispatch.part == 0
         y_MD: Tensor = layer.kernels.grouped_product(z_MF, weight_EDF, slots.end_E)
         if bias_ED is not None and ctx.adds_bias:
-            y_MD = y_MD + _weighted(_bias_rows(bias_ED, slots), weight_M)
+            y_MD = y_MD + layer.kernels.weigh(_bias_rows(bias_ED, slots), weight_M)
         return y_MD
 
     @staticmethod
