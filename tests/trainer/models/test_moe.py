@@ -12,6 +12,7 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
     assemble,
     check_same_gradients,
+    kept_bytes,
     layouts,
     logical,
     microbatches,
@@ -31,8 +32,10 @@ from trainer.layers.router import Router, Rows
 from trainer.layers.shapes import MLPShape, MoEShape
 from trainer.models.family import family_of
 from trainer.models.gpt.cost import active_parameters
+from trainer.models.gpt.memory import block_bytes
 from trainer.models.gpt.params import num_parameters
 from trainer.parallel.collectives import Group
+from trainer.parallel.params import Place
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 from trainer.run.rehearsal import rehearse
@@ -374,3 +377,23 @@ def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):
     config = replace(config, train=replace(config.train, global_batch=12))
     result = rehearse(config, make_plan(config, ranks, facts=None))
     assert result.matched.collectives and result.num_runs < ranks
+
+
+@pytest.mark.parametrize("mode", ["none", "selective"])
+def test_what_experts_keep_for_backward_is_what_a_plan_says(mode):
+    moe = replace(SIMPLE, shared_ffn_hidden_size=64, shared_gate=True)
+    config = replace(_config(moe, dtype="fp32"), recompute=RecomputeSection(mode=mode))
+    (held,) = run_ranks(kept_bytes, 1, config)
+    shape = family_of(config).shape(config, 256)
+    tokens = config.train.sequence_length
+    block = block_bytes(shape, Place(), tokens=tokens, element=4, recompute=config.recompute, experts=True)
+    assert 4 * block == pytest.approx(held, rel=0.015)
+
+
+@SOAK
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_experts_train_in_16_bits(dtype):
+    """With experts that drop, too: rows that nothing computes have no meaning there."""
+    config = _config(replace(MOE, capacity_factor=0.7), dtype=dtype)
+    found, exact = (_whole(each, 1) for each in (config, _config(replace(MOE, capacity_factor=0.7))))
+    np.testing.assert_allclose([loss for loss, _ in found["losses"]], [x for x, _ in exact["losses"]], rtol=0.02)

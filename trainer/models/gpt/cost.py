@@ -61,6 +61,7 @@ def stage_cost(
     again = _recomputed(blocks, recompute)
     products = products8 = attention = moved = 0.0
     kind_of = kinds(shape)
+    having = [number for number in blocks if kind_of[number].endswith("experts")]
     of_kind = {kind: _forward(shape, place, kind=kind, document_lengths=document_lengths) for kind in {*kind_of}}
     for number in blocks:
         forward, runs = of_kind[kind_of[number]], 1 + (number in again)
@@ -95,7 +96,10 @@ def stage_cost(
         float8_flops=products8 * tokens,
         attention_flops=attention * tokens,
         moved_bytes=moved * tokens * e + weight_bytes,
-        sent_bytes=_sent(shape, place, runs=len(blocks) + further + len(again), blocks=len(blocks) + further)
+        sent_bytes=(
+            _sent(shape, place, runs=len(blocks) + further + len(again), blocks=len(blocks) + further)
+            + _sent_to_experts(shape, place, runs=sum(1 + (i in again) for i in having), blocks=len(having))
+        )
         * tokens
         * e,
         passes=2 * (len(blocks) + further) + len(again),
@@ -170,9 +174,9 @@ def _weights(shape: GPTShape, place: Place, kind: str) -> float:
     moe = shape.moe
     if moe is None or not kind.endswith("experts"):
         return _attention_weights(shape, place) + _matrices(shape, shape.ffn_hidden_size) / place.tp_size
-    inner = moe.num_experts * moe.ffn_hidden_size + moe.shared_ffn_hidden_size
-    router = shape.hidden_size * moe.num_experts
-    return _attention_weights(shape, place) + _matrices(shape, inner) / place.tp_size + router
+    experts = _matrices(shape, moe.num_experts * moe.ffn_hidden_size) / (place.ep_size * place.expert_tp[1])
+    others = _attention_weights(shape, place) + _matrices(shape, moe.shared_ffn_hidden_size) / place.tp_size
+    return others + experts + _router(shape)
 
 
 def _active_weights(shape: GPTShape, place: Place, kind: str) -> float:
@@ -180,8 +184,13 @@ def _active_weights(shape: GPTShape, place: Place, kind: str) -> float:
     moe = shape.moe
     if moe is None or not kind.endswith("experts"):
         return _weights(shape, place, kind)
-    idle = (moe.num_experts - moe.top_k) * moe.ffn_hidden_size
-    return _weights(shape, place, kind) - _matrices(shape, idle) / place.tp_size
+    inner = moe.top_k * moe.ffn_hidden_size + moe.shared_ffn_hidden_size
+    return _attention_weights(shape, place) + _matrices(shape, inner) / place.tp_size + _router(shape)
+
+
+def _router(shape: GPTShape) -> float:
+    """Elements of a router."""
+    return float(shape.hidden_size * shape.moe.num_experts) if shape.moe is not None else 0.0
 
 
 def _attention_weights(shape: GPTShape, place: Place) -> float:
@@ -216,6 +225,18 @@ def _sent(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
     entering = width if mla is None else (mla.q_lora_rank or width) + mla.kv_lora_rank + mla.qk_rope_head_dim
     once = (3 * width + entering) * (place.tp_size - 1) / place.tp_size  # gathers, and reductions to shares
     return once * (runs + 1.5 * 0.6 * blocks)
+
+
+def _sent_to_experts(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
+    """Numbers sent over ep per token: to its experts and back, in each pass; see `exchanges_tokens` in shape.py."""
+    moe, ep = shape.moe, place.ep_size
+    if moe is None or ep == 1:
+        return 0.0
+    tokens = 1 / place.tp_size if place.sequence_parallel else 1.0
+    gathered = ep - 1.0
+    if ep <= moe.top_k:
+        return tokens * shape.hidden_size * gathered * (2 * runs + 3 * blocks)
+    return tokens * shape.hidden_size * moe.top_k * gathered / ep * (2 * runs + 2 * blocks)
 
 
 def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:

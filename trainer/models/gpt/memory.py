@@ -3,7 +3,8 @@
 Counts what the layers of this package save: the inputs of linear layers (under sequence parallelism only this rank's
 tokens), sums and statistics of norms, heads as attention reads them with its output and the log of each softmax's sum,
 and inputs and outputs of the nonlinearity. Scores, which the plain implementation of attention options keeps, are not
-counted. Within 1.5 % of what an H200 held (docs/design/one-gpu.md). Pure, no torch.
+counted. Within 1.5 % of what an H200 held (docs/design/one-gpu.md). A rank to which tokens are sent for its experts is
+taken to compute IMBALANCE times its equal share of them. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import functools
 
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import RecomputedChunk, chunks
-from trainer.layers.shapes import LatentShape
+from trainer.layers.shapes import LatentShape, MoEShape
 from trainer.models.gpt.shape import GPTShape, kinds, mtp_kind
 from trainer.parallel.params import Place
 
+IMBALANCE = 1.25  # the load of the busiest rank over the mean
 HEAD_CHUNK_TOKENS = 2048  # tokens whose logits exist at the same time, as in layers/head.py
 
 
@@ -47,8 +49,8 @@ def activation_bytes(
         parts = chunks(blocks, method=recompute.method, layers=recompute.layers)
     inner = tokens * (shape.ffn_hidden_size // place.tp_size) * element
     if shape.moe is not None:  # of the experts' rows also their input and its gradient
-        rows = tokens * shape.moe.top_k
-        of_experts = rows * (shape.moe.ffn_hidden_size // place.tp_size) * element
+        rows = expert_rows(shape.moe, place, tokens)
+        of_experts = rows * (shape.moe.ffn_hidden_size // place.expert_tp[1]) * element
         inner = max(inner, of_experts + rows * shape.hidden_size * element)
     inner *= (2 if shape.gated else 1) + (recompute.mode == "selective")  # of a nonlinearity's backward pass
     if float8:  # the gradient of the first projection, rounded, with its transpose
@@ -93,9 +95,13 @@ def block_bytes(
     routing = 0
     if experts and shape.moe is not None:
         moe = shape.moe
-        inner = (moe.top_k * moe.ffn_hidden_size + moe.shared_ffn_hidden_size) // tp
+        rows = expert_rows(moe, place, tokens)
+        # Of a token of this rank, as if all its slots were computed here.
+        inner = rows * (moe.ffn_hidden_size // place.expert_tp[1]) // tokens + moe.shared_ffn_hidden_size // tp
         # Logits, scores and their shares in fp32; of slots their weights, places, and whose they are.
-        routing = mine * 4 * moe.num_experts * wide + tokens * moe.top_k * (2 * wide + 3 * 8)
+        routing = mine * 4 * moe.num_experts * wide + rows * (2 * wide + 3 * 8)
+        if place.ep_size > moe.top_k:  # received tokens
+            routing += round(IMBALANCE * _shared_tokens(place, tokens) * moe.top_k) * shape.hidden_size * element
         routing += mine * shape.hidden_size * element if moe.shared_gate else 0
     sums = mine * shape.hidden_size * (shape.kept_sums + shape.out_norms)
     inside = tokens * inner * (2 if shape.gated else 1)
@@ -129,3 +135,21 @@ def _latent_inside(shape: GPTShape, mla: LatentShape, *, tokens: int, mine: int,
     latents = mine * (2 * mla.q_lora_rank + mla.kv_lora_rank) + tokens * cp * mla.kv_lora_rank
     narrow = mla.v_head_dim if mla.v_head_dim < widest else 0
     return latents + tokens * heads * (2 * widest + narrow) + tokens * cp * heads * 2 * widest
+
+
+def expert_rows(moe: MoEShape, place: Place, tokens: int) -> int:
+    """Slots that a rank computes, or has rows for, of a microbatch; see `exchanges_tokens` in shape.py.
+
+    Where tokens are gathered, there are rows for the largest possible load.
+    """
+    shared = _shared_tokens(place, tokens)
+    if place.ep_size == 1:
+        return shared * moe.top_k
+    if place.ep_size > moe.top_k:
+        return round(IMBALANCE * shared * moe.top_k)
+    return shared * place.ep_size * min(moe.top_k, moe.num_experts // place.ep_size)
+
+
+def _shared_tokens(place: Place, tokens: int) -> int:
+    """Tokens of the ranks that share each expert."""
+    return tokens // place.tp_size * place.expert_tp[1] if place.sequence_parallel else tokens
