@@ -99,7 +99,7 @@ def block_bytes(
         # Of a token of this rank, as if all its slots were computed here.
         inner = rows * (moe.ffn_hidden_size // place.expert_tp[1]) // tokens + moe.shared_ffn_hidden_size // tp
         # Logits, scores and their shares in fp32; of slots their weights, places, and whose they are.
-        routing = mine * 4 * moe.num_experts * wide + rows * (2 * wide + 3 * 8)
+        routing = mine * 4 * moe.num_experts * wide + rows * (2 * wide + 5 * 8)
         if place.ep_size > moe.top_k:  # received tokens
             routing += round(IMBALANCE * _shared_tokens(place, tokens) * moe.top_k) * shape.hidden_size * element
         routing += mine * shape.hidden_size * element if moe.shared_gate else 0
