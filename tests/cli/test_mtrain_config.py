@@ -75,10 +75,10 @@ def test_a_script_with_its_own_arguments(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every_key: None) -> None:
-    code, out, err = told(capsys, "--from-megatron", f"{RUN} --num-experts 8 --nonsense --eod-mask-loss")
+    code, out, err = told(capsys, "--from-megatron", f"{RUN} --heterogeneous-layers-config-path x.json --nonsense --eod-mask-loss")
     assert code == 2 and not out
     assert "has 3 problems" in err and err.count("\n  - ") == 3
-    assert "--num-experts 8: mixtures of experts are planned for a later version" in err
+    assert "--heterogeneous-layers-config-path x.json: no model here supports it" in err
 
 
 def test_the_program_is_named_and_its_local_kernels_are_ours(
