@@ -22,6 +22,8 @@ TESTS = (
     "tests/helpers/test_sanitized.py",
     "tests/mdata/test_core.py",
     "tests/mdata/dedup/test_runs.py",
+    "tests/mdata/cleaning/test_decontaminate.py",
+    "tests/mdata/cleaning/test_rules.py",
     "tests/mdata/indexed/test_gather.py",
     "tests/mdata/indexed/test_reader.py",
     "tests/mdata/order/test_megatron_order.py",
@@ -40,7 +42,11 @@ TESTS = (
 # They call the same code as their neighbours, for longer than the sanitizers leave time.
 TOO_LONG = frozenset(
     (
+        "test_a_phrase_of_many_items_takes_no_quadratic_time",
+        "test_a_run_that_fails_anywhere_continues",
+        "test_a_text_that_repeats_itself_endlessly_takes_linear_time",
         "test_any_vocabulary",
+        "test_bytes_do_not_depend_on_workers",
         "test_every_code_point_in_company",
         "test_no_text_takes_quadratic_time",
         "test_shuffled_ranges_equal_the_twin",

@@ -127,13 +127,13 @@ def test_a_run_that_fails_anywhere_continues(tmp_path, small_chunks, monkeypatch
     gone = (tmp_path / "gone.jsonl").read_bytes()
     count = len(calls.seen)
     assert count > 50
-    for first in range(0, count, 9):
+    for first in range(0, count, 17):
         (tmp_path / "gone.jsonl").unlink()
         output, at = tmp_path / f"out{first}", first
         while not (output / "clean.report").exists():
             with durable_calls(monkeypatch, at), suppress(ResourceError):
                 run(sources, output, rules, **options)
-            at += 11
+            at += 13
         for path in sorted((tmp_path / "whole").iterdir()):
             assert path.suffix == ".report" or _same(path, output / path.name)
         assert (tmp_path / "gone.jsonl").read_bytes() == gone

@@ -30,7 +30,7 @@ def test_texts_are_fixed_as_ftfy_does(text):
 
 def test_long_lines_are_fixed_as_ftfy_does():
     ftfy = pytest.importorskip("ftfy")
-    texts = ["a" * 999_999 + "sch\u00c3\u00b6n &amp; <\n&amp;", "\u00e9" * 10 + "x" * 1_000_001 + "\n&lt;"]
+    texts = ["a" * 999_999 + "sch\u00c3\u00b6n &amp; <\n&amp;"]
     assert fixed(texts) == [ftfy.fix_text(text) for text in texts]
 
 
