@@ -20,7 +20,7 @@ _NAMES: tuple[str, ...] = (
     "compression",
     "removed",
 )
-_NAMES += ("rows_only", "on_error", "quarantine", "max_errors", "workers")
+_NAMES += ("rows_only", "on_error", "quarantine", "max_errors", "shard", "workers")
 
 
 def add_text_job(parser: Parser) -> None:
@@ -42,6 +42,7 @@ def add_text_job(parser: Parser) -> None:
     add("--on-error", nargs="+", action=OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
     add("--quarantine", metavar="FILE", help="where --on-error quarantine writes bad rows")
     add("--max-errors", metavar="LIMIT", help="fail above this many bad rows: 100, or 0.5%%")
+    add("--shard", metavar="K/N", help="do part K of N, in a folder of its own below the output")
     add("--workers", type=int, default=0, metavar="W", help="processes (default: all cores)")
     parser.set_defaults(on_error="stop")
 

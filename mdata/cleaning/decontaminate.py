@@ -324,6 +324,8 @@ def decontaminate(options: TextJobOptions, rules: DecontaminateRules, progress: 
         raise UsageError(f"rows_only says which rows fall, and mode={rules.mode} lets them stay", fix="mode=drop")
     if rules.compat is None:
         return run_text_job(options, _Decontaminate(rules), progress)
+    if options.shard is not None:
+        raise UsageError("OpenWebText counts n-grams in all texts, which shard divides", fix="leave one of them out")
     folder = Path(options.output) / COUNTS
     if (folder.parent / "decontaminate.report").exists():
         return run_text_job(options, _OpenWebText(rules), progress)

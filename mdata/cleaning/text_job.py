@@ -36,6 +36,7 @@ from mdata.dedup.row_set import CHUNK, ReadFile, path_of, write_row_set
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.preprocessing.bad_rows import BadRowPolicy
+from mdata.preprocessing.parts import parse_shard, part_name
 from mdata.preprocessing.worker_pool import Pool
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
@@ -45,6 +46,7 @@ from mdata.sources.jsonl import split_lines
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import BadRow, ReadSpec
 from mdata.sources.row_filter import parse_filter
+from mdata.sources.sections import files_of_part
 from mdata.util import atomic_io, file_lock
 from mdata.util.machine_limits import usable_cores
 from mdata.version import __version__
@@ -71,6 +73,8 @@ class TextJobOptions:
         removed: a file for removed rows, as lines of JSON with file, row, reason and text.
         rows_only: write no texts, but which rows are removed.
         on_error, quarantine, max_errors, max_record_bytes: bad rows, as in `preprocess`.
+        shard: "3/64": do the third of 64 parts of the job, in a folder of its own below the output. Rows count from the
+            beginning of the part's section of a file.
         workers: processes; the result is the same.
     """
 
@@ -89,6 +93,7 @@ class TextJobOptions:
     quarantine: str | None = None
     max_errors: str | None = None
     max_record_bytes: int = 64 << 20
+    shard: str | None = None
     workers: int = 0
 
     def __post_init__(self) -> None:
@@ -103,6 +108,10 @@ class TextJobOptions:
             )
         if self.rows_only and self.where is not None:
             raise UsageError("rows_only counts all rows", fix="leave where out, and give it to preprocess")
+        if self.shard is not None and self.rows_only:
+            raise UsageError(
+                "rows_only counts the rows of whole files, which shard divides", fix="leave one of them out"
+            )
         for name in ("removed", "quarantine"):
             path = getattr(self, name)
             if path is not None and Path(self.output).resolve() in Path(path).resolve().parents:
@@ -125,7 +134,7 @@ class TextJobOptions:
             "max_record_bytes",
             "on_error",
         )
-        names += ("compression", "removed", "quarantine")
+        names += ("compression", "removed", "quarantine", *(["shard"] if self.shard else []))
         return {name: getattr(self, name) for name in names}
 
 
@@ -366,11 +375,15 @@ def run_text_job(options: TextJobOptions, work: TextWork, progress: Progress = S
         BadInputError: a bad row, compressed data or parquet is damaged.
         ResourceError: the disk or memory ran out; run again to continue.
     """
-    folder = Path(options.output)
     chosen = PathFilter(options.include, options.exclude)
-    files = find_inputs(options.inputs, format=options.input_format, filter=chosen, progress=progress).files
+    files: Sequence[SourceFile] = find_inputs(
+        options.inputs, format=options.input_format, filter=chosen, progress=progress
+    ).files
     if any(file.path == STDIN for file in files):
         raise UsageError(f"mdata {work.name} cannot read standard input", fix="give files")
+    if options.shard is not None:
+        options, files = _part_of(options, files)
+    folder = Path(options.output)
     inside = [file for file in files if isinstance(file.path, Path) and folder.resolve() in file.path.resolve().parents]
     if inside:
         raise UsageError(f"{inside[0].path} is in the output folder", fix="give another --output")
@@ -380,6 +393,27 @@ def run_text_job(options: TextJobOptions, work: TextWork, progress: Progress = S
         with file_lock.hold(folder / LOCK, remove=True, held=held):
             job = _TextJob(options, work, files, folder=folder, progress=progress)
             return job.finished() or job.run()
+
+
+def _part_of(options: TextJobOptions, files: Sequence[SourceFile]) -> tuple[TextJobOptions, Sequence[SourceFile]]:
+    """The options and files, or sections of files, of the part that `options.shard` names."""
+    assert options.shard is not None, "the job is not divided"
+    part = parse_shard(options.shard)
+    whole = options.text_documents == "file"
+
+    def of_part(path: str | None) -> str | None:
+        return path and f"{Path(path).with_suffix('')}-{part_name(part)}{Path(path).suffix}"
+
+    return (
+        replace(
+            options,
+            shard=f"{part.number}/{part.count}",
+            output=Path(options.output) / f"part-{part_name(part)}",
+            removed=of_part(options.removed),
+            quarantine=of_part(options.quarantine),
+        ),
+        files_of_part(files, part, chunk_bytes=BLOCK_BYTES, text_is_whole=whole),
+    )
 
 
 class _TextJob:
@@ -409,7 +443,7 @@ class _TextJob:
         made_of = {
             **options.content,
             work.name: work.record(),
-            "inputs": [[path_of(file), file.size_bytes, file.modified_ns] for file in files],
+            "inputs": [[path_of(file), file.size_bytes, file.modified_ns, *(file.section or ())] for file in files],
         }
         self.made_of = json.loads(json.dumps(made_of))
         self.writes = work.writes and not options.rows_only

@@ -116,6 +116,26 @@ def test_bytes_do_not_depend_on_parts(tmp_path, small_chunks):
         assert content(tmp_path / str(parts)) == content(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_parts_in_order_are_the_whole(tmp_path, small_chunks, count):
+    sources = [write(tmp_path / f"{name}.jsonl", texts(150, seed)) for seed, name in enumerate("abc")]
+    packed = tmp_path / "d.jsonl.gz"
+    packed.write_bytes(gzip.compress(sources[0].read_bytes()))
+    whole = run([*sources, packed], tmp_path / "whole", removed=str(tmp_path / "gone.jsonl"))
+    parts = [
+        run([*sources, packed], tmp_path / "out", shard=f"{number}/{count}", removed=str(tmp_path / f"{count}.jsonl"))
+        for number in range(1, count + 1)
+    ]
+    found = [path.read_bytes() for path in sorted((tmp_path / "out").glob("part-*/*.jsonl"))]
+    assert b"".join(found) == content(tmp_path / "whole")
+    assert sum((Counter(part.removed) for part in parts), Counter()) == Counter(whole.removed)
+    gone = [path.read_text().splitlines() for path in sorted(tmp_path.glob(f"{count}-*.jsonl"))]
+    texts_of = [json.loads(line)["text"] for lines in gone for line in lines]
+    assert texts_of == [json.loads(line)["text"] for line in (tmp_path / "gone.jsonl").read_text().splitlines()]
+    with pytest.raises(UsageError, match="rows_only counts"):
+        run(sources, tmp_path / "rows", DROPS, rows_only=True, shard="1/2")
+
+
 @pytest.mark.parametrize("rows_only", [False, True])
 def test_a_run_that_fails_anywhere_continues(tmp_path, small_chunks, monkeypatch, rows_only):
     """The disk fails at one operation after the other; runs go on until one is through."""
