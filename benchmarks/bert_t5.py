@@ -171,13 +171,14 @@ def _spans(
     tokens, labels = (generator.integers(0, vocabulary, (len(lengths), shape.decoder)) for _ in range(2))
     loss = (np.arange(shape.decoder) < decoded[:, None]).astype(np.float32)
     numbers = (tokens, labels, loss, decoded, read, lengths.astype(np.int32))
-    moved = [torch.from_numpy(x).to(device) for x in numbers]
+    moved, multiple = [torch.from_numpy(x).to(device) for x in numbers], TOKENS_MULTIPLE if device.type == "cuda" else 8
     return Microbatch(
         tokens_BS=moved[0],
         labels_BS=moved[1],
         loss_mask_BS=moved[2],
         lengths_B=moved[3],
-        encoder=EncoderTokens(moved[4], moved[5]),
+        encoder=EncoderTokens(moved[4], moved[5], real_tokens(lengths, shape.length, multiple, device)),
+        real=real_tokens(decoded, shape.decoder, multiple, device),
     )
 
 
@@ -185,7 +186,7 @@ def share_of_text(batches: list[list[Microbatch]]) -> float:
     """The share of tokens that are no padding, those of both stacks together."""
     parts = []
     for batch in itertools.chain(*batches):
-        stacks = [(batch.tokens_BS, batch.lengths_B)] + ([tuple(batch.encoder)] if batch.encoder else [])
+        stacks = [(batch.tokens_BS, batch.lengths_B)] + ([batch.encoder[:2]] if batch.encoder else [])
         parts += [(tokens.numel() if n is None else int(n.sum()), tokens.numel()) for tokens, n in stacks]
     return sum(real for real, _ in parts) / sum(size for _, size in parts)
 

@@ -50,7 +50,7 @@ def rows_of(batches: list[list[Microbatch]]) -> list[list[Rows]]:
 def _rows(batch: Microbatch, most: int) -> Rows:
     if batch.encoder is not None:
         labels = torch.where(batch.loss_mask_BS > 0, batch.labels_BS, -100)
-        tokens, lengths = batch.encoder
+        tokens, lengths, _ = batch.encoder
         return Rows(tokens, _mask(tokens, lengths), labels, decoder=batch.tokens_BS)
     assert batch.predicted_M is not None, "a BERT's microbatch tells them"
     others = torch.ones_like(batch.loss_mask_BS, dtype=torch.bool).flatten()

@@ -75,7 +75,9 @@ def test_a_script_with_its_own_arguments(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every_key: None) -> None:
-    code, out, err = told(capsys, "--from-megatron", f"{RUN} --heterogeneous-layers-config-path x.json --nonsense --eod-mask-loss")
+    code, out, err = told(
+        capsys, "--from-megatron", f"{RUN} --heterogeneous-layers-config-path x.json --nonsense --eod-mask-loss"
+    )
     assert code == 2 and not out
     assert "has 3 problems" in err and err.count("\n  - ") == 3
     assert "--heterogeneous-layers-config-path x.json: no model here supports it" in err

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,60 @@ class Documents:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """The tokens of rows that are computed, M of them; attention alone spreads them to whole rows.
+
+    Args:
+        flat_M: int64[M], their places among the tokens of whole rows, N of them.
+        place_N: int64[N], the place of each token of whole rows among them; anything for those that are left out.
+    """
+
+    flat_M: Tensor
+    place_N: Tensor
+
+    @classmethod
+    def of(cls, flat_M: Tensor, num_tokens: int) -> Packed:
+        """With the places of all tokens."""
+        place_N = torch.zeros(num_tokens, dtype=torch.int64, device=flat_M.device)
+        return cls(flat_M, place_N.index_copy(0, flat_M, torch.arange(len(flat_M), device=flat_M.device)))
+
+
+def spread(x_MF: Tensor, packed: Packed | None) -> Tensor:
+    """The features of whole rows: [N, F]; those of a token that is left out are never read."""
+    return x_MF if packed is None else _Spread.apply(x_MF, packed)
+
+
+def pack(x_NF: Tensor, packed: Packed | None) -> Tensor:
+    """The tokens that are computed, of whole rows: [M, F]."""
+    return x_NF if packed is None else _Pack.apply(x_NF, packed)
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_MF: Tensor, packed: Packed) -> Tensor:
+        ctx.packed = packed
+        return x_MF.index_select(0, packed.place_N)
+
+    @staticmethod
+    def backward(ctx: Any, dx_NF: Tensor) -> tuple[Tensor, None]:
+        return dx_NF.index_select(0, ctx.packed.flat_M), None
+
+
+class _Pack(torch.autograd.Function):
+    """Tokens that are left out have the gradient 0, so that they add nothing to those of keys."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NF: Tensor, packed: Packed) -> Tensor:
+        ctx.packed = packed
+        return x_NF.index_select(0, packed.flat_M)
+
+    @staticmethod
+    def backward(ctx: Any, dx_MF: Tensor) -> tuple[Tensor, None]:
+        flat_M, place_N = ctx.packed.flat_M, ctx.packed.place_N
+        return dx_MF.new_zeros(len(place_N), dx_MF.shape[1]).index_copy(0, flat_M, dx_MF), None
+
+
+@dataclass(frozen=True, slots=True)
 class Sequences:
     """How the tokens [N] of a microbatch form rows: B rows of S tokens.
 
@@ -54,6 +109,7 @@ class Sequences:
         documents: None if each row is one document.
         samples_B: int64[B], global sample numbers; None: nothing is dropped.
         context: if rows are divided over ranks; documents are then those of whole rows. None: rows are whole.
+        packed: which of the rows' tokens there are; None: all.
         step: a step of generation: the tokens are new ones of rows in pages. pages: those of this block.
         lengths_B: int32[B], real tokens of each row; the rest is padding, to which nothing attends. None: all are real.
         bias_HST: what relative positions add to the scores of this rank's heads; None: nothing. far_HD: the same in a
@@ -72,6 +128,7 @@ class Sequences:
     bias_HST: Tensor | None = None
     far_HD: Tensor | None = None
     mask_BHST: Tensor | None = None
+    packed: Packed | None = None
 
     def of_block(self, number: int) -> Sequences:
         """As the attention of a block sees them."""
@@ -132,7 +189,7 @@ class Attention(Layer):
             if sequences.context is not None:
                 k_BSGK, v_BSGK = gather_keys(k_BSGK, v_BSGK, cp=sequences.context.cp)
             y_BSHK = self._attend((q_BSHK, k_BSGK, v_BSGK), sequences)
-        return self.out(y_BSHK.flatten(0, 1).flatten(1))
+        return self.out(pack(y_BSHK.flatten(0, 1).flatten(1), sequences.packed))
 
     def _turn(self, sequences: Sequences) -> Rotation | None:
         """The angles by which this layer rotates heads."""
@@ -146,16 +203,18 @@ class Attention(Layer):
 
     def _heads(self, x_ND: Tensor, sequences: Sequences) -> tuple[Tensor, ...]:
         """q, k and v, normalized and rotated."""
-        shape, kernels, sizes = self.shape, self.kernels, self.sizes
+        shape, kernels, sizes, packed = self.shape, self.kernels, self.sizes, sequences.packed
         rows, turn = (sequences.batch, sequences.length, -1, shape.head_dim), self._turn(sequences)
         interleaved = bool(shape.rotary)
         complete_heads = shape.num_kv_heads >= self.out.parallel.tp.size
         if complete_heads and not shape.qk_norm:
-            return split_heads(self.qkv(x_ND).view(rows), turn, sizes=sizes, interleaved=interleaved, kernels=kernels)
+            qkv = spread(self.qkv(x_ND), packed).view(rows)
+            return split_heads(qkv, turn, sizes=sizes, interleaved=interleaved, kernels=kernels)
         if complete_heads:
-            q, k, v = self.qkv(x_ND).view(rows).split(sizes, dim=2)
+            q, k, v = spread(self.qkv(x_ND), packed).view(rows).split(sizes, dim=2)
         else:
-            q, (k, v) = self.q(x_ND).view(rows), self.kv(x_ND).view(rows).split(sizes[1:], dim=2)
+            q, kv = (spread(layer(x_ND), packed).view(rows) for layer in (self.q, self.kv))
+            k, v = kv.split(sizes[1:], dim=2)
         if shape.qk_norm:
             q, k = _normed(q, self.q_norm), _normed(k, self.k_norm)
         q, k = (rotate(x, turn, interleaved=interleaved, kernels=kernels) for x in (q, k))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.table import Kernels
+from trainer.layers.attention import Packed, pack, spread
 from trainer.layers.base import Layer, Parallel, as_input
 from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
@@ -32,6 +33,7 @@ class CrossRows:
 
     Args:
         lengths_B: int32[B], real tokens of the encoder's rows; None: all are.
+        packed, read: which tokens of the decoder's and of the encoder's rows there are; None: all.
         samples_B: int64[B], global sample numbers; None: nothing is dropped.
     """
 
@@ -40,6 +42,8 @@ class CrossRows:
     encoder_length: int
     lengths_B: Tensor | None = None
     samples_B: Tensor | None = None
+    packed: Packed | None = None
+    read: Packed | None = None
 
 
 def share(context_MD: Tensor, parallel: Parallel) -> Tensor:
@@ -70,7 +74,7 @@ class CrossAttention(Layer):
 
     def forward(self, x_ND: Tensor, context_MD: Tensor, rows: CrossRows) -> Tensor:
         k_BTHK, v_BTHK = self.keys(context_MD, rows)
-        q_BSHK = self.q(x_ND).view(rows.batch, rows.length, self.heads, -1)
+        q_BSHK = spread(self.q(x_ND), rows.packed).view(rows.batch, rows.length, self.heads, -1)
         keep_BHST = None
         if self.dropout is not None and rows.samples_B is not None and torch.is_grad_enabled():
             columns_S = torch.arange(rows.length, device=x_ND.device)
@@ -78,7 +82,7 @@ class CrossAttention(Layer):
             keep_BHST = self.dropout.keep_weights(rows.samples_B, mine, length=rows.encoder_length, columns_S=columns_S)
         tensors = ScoreTensors(keep_BHST=keep_BHST, length_B=rows.lengths_B)
         y_BSHK = self.kernels.scored_attention(q_BSHK, k_BTHK, v_BTHK, self.shape.scores, tensors)
-        return self.out(y_BSHK.flatten(0, 1).flatten(1))
+        return self.out(pack(y_BSHK.flatten(0, 1).flatten(1), rows.packed))
 
     def step(self, x_ND: Tensor, *, kept: Mapping[str, Tensor], slot_N: Tensor, length_N: Tensor) -> Tensor:
         """New tokens of several rows, whose keys and values are kept under their slots."""
@@ -90,7 +94,7 @@ class CrossAttention(Layer):
 
     def keys(self, context_MD: Tensor, rows: CrossRows) -> tuple[Tensor, Tensor]:
         """Keys and values of the encoder's tokens: [B, T, H, K] each."""
-        both = self.kv(context_MD).view(rows.batch, rows.encoder_length, 2, self.heads, -1)
+        both = spread(self.kv(context_MD), rows.read).view(rows.batch, rows.encoder_length, 2, self.heads, -1)
         k_BTHK, v_BTHK = both.unbind(2)
         return k_BTHK, v_BTHK
 

@@ -29,13 +29,16 @@ class TokenPlaces(NamedTuple):
     position_N: Tensor
 
 
-def token_places(samples_B: Tensor, length: int, *, mine: slice, columns_S: Tensor | None = None) -> TokenPlaces:
+def token_places(
+    samples_B: Tensor, length: int, *, mine: slice, columns_S: Tensor | None = None, flat_M: Tensor | None = None
+) -> TokenPlaces:
     """The places of flat tokens [mine] of rows of one length.
 
     Args:
         columns_S: int64[length], their positions in the row under context parallelism; None: from 0 on.
+        flat_M: int64[M], the flat tokens that there are, of which `mine` are this rank's; None: all.
     """
-    token_N = torch.arange(mine.start, mine.stop, device=samples_B.device)
+    token_N = torch.arange(mine.start, mine.stop, device=samples_B.device) if flat_M is None else flat_M[mine]
     position_N = token_N % length
     return TokenPlaces(samples_B[token_N // length], position_N if columns_S is None else columns_S[position_N])
 

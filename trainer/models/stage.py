@@ -53,17 +53,6 @@ class NamedLoss(NamedTuple):
     seeded: bool = False
 
 
-class EncoderTokens(NamedTuple):
-    """What the encoder of a model with two stacks reads.
-
-    Args:
-        tokens_BS: int64[B, S of the encoder]. lengths_B: int32[B], real tokens of each row; the rest is padding.
-    """
-
-    tokens_BS: Tensor
-    lengths_B: Tensor
-
-
 class RealTokens(NamedTuple):
     """The tokens of padded rows that are computed: real ones, and as much padding as makes their number a multiple.
 
@@ -76,6 +65,19 @@ class RealTokens(NamedTuple):
     flat_M: Tensor
     bounds: Tensor
     longest: int
+
+
+class EncoderTokens(NamedTuple):
+    """What the encoder of a model with two stacks reads.
+
+    Args:
+        tokens_BS: int64[B, S of the encoder]. lengths_B: int32[B], real tokens of each row; the rest is padding.
+        real: the tokens that a model without padding computes; None: all.
+    """
+
+    tokens_BS: Tensor
+    lengths_B: Tensor
+    real: RealTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

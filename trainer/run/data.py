@@ -207,7 +207,7 @@ def to_device(
         numbered: the microbatch with its sample numbers. cp: the ranks that share its rows; None: rows are whole.
         components: int64[B], the component of each row, if the microbatch should have them.
         skipped: bool[B], rows whose tokens do not count in the loss; None: all count.
-        multiple: of BERT's real tokens, which the model computes without the padding; 0: it computes whole rows.
+        multiple: of the real tokens of BERT and T5, computed without the padding; 0: whole rows are computed.
 
     Raises:
         UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
@@ -266,7 +266,11 @@ def _masked_rows(
         lengths_B=_moved(lengths, device),
     )
     if "text_enc" in fields:
-        encoder = EncoderTokens(_moved(inputs[0], device), _moved(_lengths(fields["enc_mask"]), device))
+        read = _lengths(fields["enc_mask"])
+        encoder = EncoderTokens(_moved(inputs[0], device), _moved(read, device))
+        if multiple:
+            encoder = encoder._replace(real=real_tokens(read, inputs[0].shape[1], multiple, device))
+            microbatch = replace(microbatch, real=real_tokens(lengths, loss.shape[1], multiple, device))
         return replace(microbatch, encoder=encoder)
     if isinstance(rows.kind, mdata.Bert):
         predicted = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1)

@@ -31,9 +31,10 @@ from trainer.config.sections import (
 from trainer.convert.convert import ConvertOptions, convert
 from trainer.convert.hf_folder import open_hf
 from trainer.models.family import family_named, family_of
-from trainer.models.stage import EncoderTokens, Microbatch
+from trainer.models.stage import EncoderTokens, Microbatch, RealTokens, only_tokens
 from trainer.parallel.collectives import Group, all_reduce_
 from trainer.parallel.params import Place, num_elements
+from trainer.run.data import real_tokens
 
 PUBLISHED = {  # elements of the tensors of presets
     "t5-small": 60_506_624,
@@ -97,8 +98,8 @@ def _config(
     )
 
 
-def _microbatches(engine: Any, step: int = 0) -> list[Microbatch]:
-    """This rank's part of a seeded global batch: rows of several lengths."""
+def _microbatches(engine: Any, step: int = 0, multiple: int = 0) -> list[Microbatch]:
+    """This rank's part of a seeded global batch: rows of several lengths; without padding for a multiple of tokens."""
     generator, batch = np.random.default_rng(step), engine.plan.global_batch
     encoder = generator.integers(0, 250, (batch, ENCODER))
     tokens, labels = (generator.integers(0, 250, (batch, DECODER)) for _ in range(2))
@@ -117,16 +118,22 @@ def _microbatches(engine: Any, step: int = 0) -> list[Microbatch]:
                 labels_BS=parts[1],
                 loss_mask_BS=parts[2],
                 lengths_B=parts[3],
-                encoder=EncoderTokens(parts[4], parts[5]),
+                encoder=EncoderTokens(parts[4], parts[5], _real(lengths[r], ENCODER, multiple, engine)),
+                real=_real(own[r], DECODER, multiple, engine),
                 samples_B=torch.from_numpy(r + step * batch).to(engine.world.device),
             )
         )
     return made
 
 
-def _gradients(context: Any, config: RunConfig) -> Any:
+def _real(lengths: np.ndarray, length: int, multiple: int, engine: Any) -> RealTokens | None:
+    return real_tokens(lengths, length, multiple, engine.world.device) if multiple else None
+
+
+def _gradients(context: Any, config: RunConfig, multiple: int = 0) -> Any:
     engine = layouts(context, config)
-    batches = _microbatches(engine)
+    batches = _microbatches(engine, multiple=multiple)
+    assert not multiple or any(batch.real and batch.encoder.real for batch in batches)
     evaluated = engine.evaluate(batches)
     totals = engine.add_gradients(batches)
     for axis in ("data", "pp"):
@@ -134,20 +141,56 @@ def _gradients(context: Any, config: RunConfig) -> Any:
     return totals.tolist(), evaluated, reduced(engine, totals[1])
 
 
-def _whole(config: RunConfig, ranks: int) -> Any:
-    results = run_ranks(_gradients, ranks, config)
+def _whole(config: RunConfig, ranks: int, multiple: int = 0) -> Any:
+    results = run_ranks(_gradients, ranks, config, multiple)
     (totals,) = {tuple(totals) for totals, *_ in results}
     (evaluated,) = {loss for _, loss, _ in results}
     return totals, evaluated, assemble([part for *_, parts in results for part in parts])
 
 
-def _same(options: dict[str, Any], ranks: int, form: str = "relative", **model: Any) -> None:
+def _same(options: dict[str, Any], ranks: int, form: str = "relative", multiple: int = 0, **model: Any) -> None:
     expected_totals, expected_loss, expected = _whole(_config(form, **model), 1)
-    totals, evaluated, gradients = _whole(_config(form, **model, **options), ranks)
+    totals, evaluated, gradients = _whole(_config(form, **model, **options), ranks, multiple)
     np.testing.assert_allclose(totals, expected_totals, rtol=1e-12)
     np.testing.assert_allclose(evaluated, expected_loss, rtol=1e-12)
     check_same_gradients(gradients, expected)
     assert all(np.abs(values).max() > 0 for values in expected.values()), "every tensor has a gradient"
+
+
+SOAK = pytest.mark.soak
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "form"),
+    [
+        ({"tp": 2, "pp": 2, "sequence_parallel": True}, 4, "relative"),
+        pytest.param({"recompute": {"mode": "full"}}, 1, "learned", marks=SOAK),
+        pytest.param({"pp": 2, "schedule": "zb_h1"}, 2, "rope", marks=SOAK),
+        pytest.param({"tp": 2}, 2, "learned", marks=SOAK),
+    ],
+)
+def test_padding_can_be_left_out_in_every_layout(options: dict[str, Any], ranks: int, form: str) -> None:
+    """Microbatches of other sizes: losses and every gradient, with dropout of the same features."""
+    _same(options, ranks, form, 2, dropout=0.2)
+
+
+def test_logits_of_real_tokens_are_those_of_padded_rows() -> None:
+    config = _config("relative")
+    family, alone = family_of(config), {"tp": Group.single("tp")}
+    shape = family.shape(config, config.model.vocab_size or 250)
+    model = family.build(shape, Place(), groups=alone, dtype=torch.float64, device=torch.device("cpu"))
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.2)
+    lengths = np.array([ENCODER, 3, 7]), np.array([5, DECODER, 2])
+    tokens = [torch.randint(0, 250, (3, n)) for n in (ENCODER, DECODER)]
+    real = [real_tokens(n, x.shape[1], 4, torch.device("cpu")) for n, x in zip(lengths, tokens, strict=True)]
+    padded = replace(only_tokens(tokens[1]), encoder=EncoderTokens(tokens[0], torch.from_numpy(lengths[0]).int()))
+    packed = replace(padded, encoder=padded.encoder._replace(real=real[0]), real=real[1])
+    written = torch.arange(DECODER) < torch.from_numpy(lengths[1])[:, None]
+    expected, got = (model.whole_logits(batch) for batch in (padded, packed))
+    torch.testing.assert_close(got[written], expected[written], rtol=1e-10, atol=1e-12)
+    assert got.shape == expected.shape and not torch.equal(got, expected)
 
 
 def test_a_decoder_longer_than_the_table_of_positions_is_refused() -> None:

@@ -176,10 +176,11 @@ def test_a_device_gets_the_fields_of_masked_samples(corpora, kind, order):
     told = None if kind == "t5" else np.flatnonzero(batch.loss_mask).tolist()
     assert (None if microbatch.predicted_M is None else microbatch.predicted_M.tolist()) == told
     packed = to_device(batch, torch.device("cpu"), vocab_size=dataset.vocab_size, multiple=4)
-    assert microbatch.real is None and (packed.real is None) == (kind == "t5")
-    if packed.real is not None:
-        assert np.diff(packed.real.bounds).tolist()[:12] == microbatch.lengths_B.tolist()
-        assert torch.equal(packed.of_real_tokens().tokens_BS[0], microbatch.tokens_BS.flatten()[packed.real.flat_M])
+    assert microbatch.real is None and np.diff(packed.real.bounds).tolist()[:12] == microbatch.lengths_B.tolist()
+    assert torch.equal(packed.of_real_tokens().tokens_BS[0], microbatch.tokens_BS.flatten()[packed.real.flat_M])
+    if kind == "t5":
+        assert np.diff(packed.encoder.real.bounds).tolist()[:12] == microbatch.encoder.lengths_B.tolist()
+        assert microbatch.encoder.real is None
     assert int(microbatch.labels_BS.min()) >= 0 and microbatch.lengths_B.dtype == torch.int32
     assert 0 < int(microbatch.lengths_B.min()) < int(microbatch.lengths_B.max())
     with pytest.raises(mdata.UsageError, match=r"outside the model's vocabulary \(samples \[0, 1"):

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Parallel, as_input
-from trainer.layers.dropout import TokenPlaces
+from trainer.layers.dropout import TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding
 from trainer.layers.head import VocabularyBias, head_loss
 from trainer.layers.linear import Linear, column_product
@@ -174,9 +174,9 @@ class Bert(GPT):
         context = context._replace(sequences=replace(context.sequences, lengths_B=batch.lengths_B))
         if batch.real is None or context.places is None or batch.samples_B is None:
             return context
-        length = batch.labels_BS.shape[1]
-        flat_N = batch.real.flat_M[self.parallel.local_tokens(len(batch.real.flat_M))]
-        return context._replace(places=TokenPlaces(batch.samples_B[flat_N // length], flat_N % length))
+        length, flat_M = batch.labels_BS.shape[1], batch.real.flat_M
+        mine = self.parallel.local_tokens(len(flat_M))
+        return context._replace(places=token_places(batch.samples_B, length, mine=mine, flat_M=flat_M))
 
 
 class PostNormBert(Bert):

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.table import Kernels
+from trainer.layers.attention import Packed
 from trainer.layers.base import Parallel, as_input
 from trainer.layers.block_hooks import enter_block
 from trainer.layers.cross_attention import (
@@ -34,12 +35,12 @@ from trainer.layers.cross_attention import (
     relative_bias,
     share,
 )
-from trainer.layers.dropout import Dropout
+from trainer.layers.dropout import Dropout, token_places
 from trainer.layers.head import VocabularyBias, head_loss
 from trainer.layers.recompute import keep_input
 from trainer.models.family import DecodeState
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered, make_norm
-from trainer.models.stage import EncoderTokens, Microbatch, Tensors, only_tokens, summed
+from trainer.models.stage import EncoderTokens, Microbatch, RealTokens, Tensors, only_tokens, summed
 from trainer.models.t5.shape import (
     Kind,
     T5Shape,
@@ -51,6 +52,7 @@ from trainer.models.t5.shape import (
     scores_of,
 )
 from trainer.parallel.collectives import Group
+from trainer.parallel.conjugates import gather_columns
 from trainer.parallel.params import Place
 
 
@@ -129,15 +131,23 @@ class T5(GPT):
             return (x_ND, *(x.view_as(x) for x in beside))
         if self.loss_function is not None:
             return summed(self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch), batch)
-        return head_loss(
+        labels_N, weight_N, real = batch.labels_BS.flatten(), batch.loss_mask_BS.flatten(), batch.real
+        loss, losses_N = head_loss(
             self._before_head(x_ND, branch_ND),
             self._head(),
-            labels_N=batch.labels_BS.flatten(),
-            weight_N=batch.loss_mask_BS.flatten(),
+            labels_N=labels_N if real is None else labels_N[real.flat_M],
+            weight_N=weight_N if real is None else weight_N[real.flat_M],
             kernels=self.kernels,
             softcap=self.shape.logit_softcap,
             bias=self.head_bias if self.shape.head_bias else None,
         )
+        return loss, losses_N if real is None else _of_rows(losses_N, batch)
+
+    def _whole_logits(self, x_ND: Tensor, branch_ND: Tensor | None, batch: Microbatch) -> Tensor:
+        if batch.real is None:
+            return super()._whole_logits(x_ND, branch_ND, batch)
+        logits_NV = gather_columns(self._local_logits(x_ND, branch_ND), self.parallel.tp)
+        return _of_rows(logits_NV[:, : self.shape.vocab_size], batch).unflatten(0, batch.tokens_BS.shape)
 
     def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
         if batch.step is not None:
@@ -226,20 +236,40 @@ class T5(GPT):
 
     def _enter_both(self, batch: Microbatch, rows: _Rows) -> Tensors:
         """What the first block gets: both embeddings, and the tables of both stacks."""
-        encoder = replace(batch, tokens_BS=_encoder(batch).tokens_BS, positions_BS=None)
-        x_MD, x_ND = self._embedded(encoder), self._embedded(batch)
+        tokens_BT, _, read = _encoder(batch)
+        x_MD, x_ND = (self._embedded(_computed(batch, *x)) for x in ((tokens_BT, read), (batch.tokens_BS, batch.real)))
         x_MD = self.drop_embedding(x_MD, rows.encoder.places)
         x_ND = self.drop_decoder(x_ND, rows.decoder.places)
         tables = (self.encoder_bias(), self.decoder_bias()) if self.shape.is_relative else ()
         return (x_MD, x_ND, *tables)
 
     def _rows(self, batch: Microbatch) -> _Rows:
-        tokens_BT, lengths_B = _encoder(batch)
+        tokens_BT, lengths_B, read = _encoder(batch)
         encoder = self._context(replace(batch, tokens_BS=tokens_BT, positions_BS=None, bounds=None))
         encoder = encoder._replace(sequences=replace(encoder.sequences, lengths_B=lengths_B))
+        encoder, decoder = self._packed(encoder, batch, read), self._packed(self._context(batch), batch, batch.real)
         rows, length = batch.tokens_BS.shape
-        cross = CrossRows(rows, length, tokens_BT.shape[1], lengths_B, batch.samples_B)
-        return _Rows(encoder, self._context(batch), cross)
+        cross = CrossRows(
+            rows,
+            length,
+            tokens_BT.shape[1],
+            lengths_B,
+            batch.samples_B,
+            packed=decoder.sequences.packed,
+            read=encoder.sequences.packed,
+        )
+        return _Rows(encoder, decoder, cross)
+
+    def _packed(self, context: Context, batch: Microbatch, real: RealTokens | None) -> Context:
+        """The same for a stack whose padding is not computed."""
+        if real is None:
+            return context
+        flat_M, sequences, places = real.flat_M, context.sequences, context.places
+        if places is not None and batch.samples_B is not None:
+            mine = self.parallel.local_tokens(len(flat_M))
+            places = token_places(batch.samples_B, sequences.length, mine=mine, flat_M=flat_M)
+        packed = Packed.of(flat_M, sequences.batch * sequences.length)
+        return Context(replace(sequences, packed=packed), places)
 
     def decode_states(self) -> Mapping[int, DecodeState]:
         """See `Stage`; blocks of the encoder keep nothing."""
@@ -304,9 +334,10 @@ class T5(GPT):
 
     def _at_border(self, number: int, batch: Microbatch) -> Tensors:
         """Buffers for what enters this block."""
-        encoder, decoder = (
-            self._stream(replace(batch, tokens_BS=x))[0] for x in (_encoder(batch).tokens_BS, batch.tokens_BS)
-        )
+        tokens_BT, _, read = _encoder(batch)
+        stacks = ((tokens_BT, read), (batch.tokens_BS, batch.real))
+        sizes = (tokens_BS if real is None else real.flat_M for tokens_BS, real in stacks)
+        encoder, decoder = (self._stream(replace(batch, tokens_BS=x))[0] for x in sizes)
         in_encoder, tables = number < self.shape.encoder_layers, list[Tensor]()
         if self.shape.is_relative:
             heads, wide = (
@@ -324,6 +355,20 @@ def _with_bias(context: Context, biases: list[Tensor]) -> Context:
     if not biases:
         return context
     return context._replace(sequences=replace(context.sequences, bias_HST=biases[0]))
+
+
+def _computed(batch: Microbatch, tokens_BS: Tensor, real: RealTokens | None) -> Microbatch:
+    """The tokens of a stack that are computed, as one row, with their positions."""
+    if real is None:
+        return replace(batch, tokens_BS=tokens_BS, positions_BS=None)
+    positions_M = real.flat_M % tokens_BS.shape[1]
+    return replace(batch, tokens_BS=tokens_BS.flatten()[real.flat_M][None], positions_BS=positions_M[None])
+
+
+def _of_rows(x_M: Tensor, batch: Microbatch) -> Tensor:
+    """What the decoder computed, among all tokens of its rows; 0 for the others."""
+    assert batch.real is not None, "called for rows without padding"
+    return x_M.new_zeros(batch.tokens_BS.numel(), *x_M.shape[1:]).index_copy(0, batch.real.flat_M, x_M)
 
 
 def _encoder(batch: Microbatch) -> Any:
