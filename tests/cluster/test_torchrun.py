@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.helpers.house_rules import ROOT
 from tests.helpers.ranks import run_ranks
@@ -45,15 +46,21 @@ def torchrun(tmp_path: Path):
         port = free.getsockname()[1]
 
     def start(
-        config: RunConfig, *, restarts: int, nodes: str = str(NODES), which: Sequence[int] = range(NODES)
+        config: RunConfig,
+        *,
+        restarts: int,
+        nodes: str = str(NODES),
+        which: Sequence[int] = range(NODES),
+        store: TCPStore | None = None,
     ) -> list[subprocess.Popen[bytes]]:
         path = tmp_path / "run.toml"
         path.write_text(dump_config(config))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         for node in which:
             words = ["--nnodes", nodes, "--nproc-per-node", str(RANKS), "--max-restarts", str(restarts)]
-            words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
-            words += ["--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", "127.0.0.1"]
+            endpoint = f"127.0.0.1:{store.port if store else port}"
+            words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job"]
+            words += ["--rdzv-conf", f"is_host={int(node == 0 and not store)}", "--local-addr", "127.0.0.1"]
             words += ["-m", "cli.mtrain", "train", str(path), "--quiet"]
             with (tmp_path / f"node-{node}.log").open("ab") as log:
                 command = [sys.executable, "-m", "torch.distributed.run", *words]
@@ -153,14 +160,20 @@ def test_ten_kills_of_ranks_and_launchers_leave_the_run_of_an_undisturbed_one(tm
 
 
 @pytest.mark.soak
-def test_of_one_to_two_nodes_the_one_that_is_left_goes_on(tmp_path, torchrun) -> None:
+@pytest.mark.parametrize("lost", ["any", "first"])
+def test_of_one_to_two_nodes_the_one_that_is_left_goes_on(tmp_path, monkeypatch, torchrun, lost) -> None:
+    """Without that of rank 0, if torchrun's store lies elsewhere."""
     straight, config = run_in(tmp_path / "straight", steps=1000), run_in(tmp_path / "run", steps=1000)
     config = replace(config, run=replace(config.run, on_lost_node="shrink"))
-    nodes = torchrun(config, restarts=3, nodes="1:2")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if lost == "first" else None
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", str(int(lost == "first")))
+    nodes = torchrun(config, restarts=3, nodes="1:2", store=store)
     _wait(nodes, lambda: len(_starts(config)) == 1 and len(_curve(config)) >= 7)
+    if lost == "first":
+        nodes.sort(key=lambda node: _starts(config)[0]["process"] in _ranks(node))
     for pid in (nodes[1].pid, *_ranks(nodes[1])):
         os.kill(pid, signal.SIGKILL)
-    assert nodes[0].wait(300) == 0, (tmp_path / "node-0.log").read_text()[-3000:]
+    assert nodes[0].wait(300) == 0, [log.read_text()[-3000:] for log in tmp_path.glob("node-*.log")]
     first, *_, last = _starts(config)
     assert (first["world_size"], last["world_size"]) == (4, 2) and last["step"] > 0
     run_ranks(_undisturbed, NODES * RANKS, straight, timeout_s=900)
