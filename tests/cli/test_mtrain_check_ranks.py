@@ -21,6 +21,22 @@ def test_sixteen_ranks_are_rehearsed(run_file: str, capsys: pytest.CaptureFixtur
     assert "tp 2 x cp 1 x dp 4 x pp 2" in rows[1] and "32 messages on 16 links" in rows[2]
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_step_of_deepseek_v3_is_rehearsed_at_2048_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Experts over ep, attention over tp with sequence parallelism, and a further layer on the last of 16 stages."""
+    path = tmp_path / "v3.toml"
+    path.write_text(
+        '[run]\nfolder = "v3"\n[model]\npreset = "deepseek-v3"\n[data]\nblend = "mock"\n[optimizer]\nlr = 2.2e-4\n'
+        "[mesh]\ntp = 2\nsequence_parallel = true\npp = 16\nep = 32\netp = 1\n"
+        "[train]\nsequence_length = 4096\nglobal_batch = 1024\nmicro_batch = 1\nsteps = 10\n"
+        '[precision]\ndtype = "bf16"\n[recompute]\nmode = "full"\n'
+    )
+    assert main(["check", str(path), "--ranks", "2048", "--memory", "80"]) == 0
+    rows = capsys.readouterr().out
+    assert "no problems with --ranks 2048" in rows and "dp 64 x pp 16 hold the 682,636,472,320 parameters" in rows
+
+
 FP8 = ["precision.fp8=delayed", "precision.dtype=bf16", "model.hidden_size=64"]
 TP = ["mesh.tp=2", "mesh.sequence_parallel=true", "kernels.tensor_parallel=symmetric_memory"]
 

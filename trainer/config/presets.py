@@ -52,6 +52,14 @@ def _mixtral(sizes: _Values) -> _Values:
     return _llama(sizes | {"num_kv_heads": 8}, vocab=32000, theta=1e6) | {"moe": experts}
 
 
+def _deepseek(sizes: _Values, *, q_lora_rank: int | None, mscale: float, vocab: int, moe: _Values) -> _Values:
+    """DeepSeek-AI 2024; the context is 40 times that of the first training."""
+    mla: _Values = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    mla |= {"mscale": mscale, "mscale_all_dim": mscale} | ({"q_lora_rank": q_lora_rank} if q_lora_rank else {})
+    stretched = {"rope_scaling": "yarn", "rope_factor": 40.0, "rope_original_length": 4096, "rope_interleaved": True}
+    return _llama(sizes, vocab=vocab) | stretched | {"norm_epsilon": 1e-6, "mla": mla, "moe": moe}
+
+
 def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int, *, expert: int) -> _Values:
     """Yang et al. 2025."""
     experts = {"num_experts": 128, "top_k": 8, "ffn_hidden_size": expert, "balance_factor": 0.001}
@@ -250,6 +258,41 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gemma3-4b": _gemma3(_sizes(34, 2560, 8, 10240, kv_heads=4)),
         "gemma3-12b": _gemma3(_sizes(48, 3840, 16, 15360, kv_heads=8)),
         "gemma3-27b": _gemma3(_sizes(62, 5376, 32, 21504, kv_heads=16), head_dim=128, scale=168),
+        "deepseek-v2-lite": _deepseek(
+            _sizes(27, 2048, 16, 10944),
+            q_lora_rank=None,
+            mscale=0.707,
+            vocab=102400,
+            moe={
+                "num_experts": 64,
+                "top_k": 6,
+                "ffn_hidden_size": 1408,
+                "shared_ffn_hidden_size": 2816,
+                "layers": [0] + [1] * 26,
+                "normalize_weights": False,
+                "balance_factor": 0.001,
+            },
+        ),
+        "deepseek-v3": _deepseek(
+            _sizes(61, 7168, 128, 18432),
+            q_lora_rank=1536,
+            mscale=1.0,
+            vocab=129280,
+            moe={
+                "num_experts": 256,
+                "top_k": 8,
+                "ffn_hidden_size": 2048,
+                "shared_ffn_hidden_size": 2048,
+                "layers": [0] * 3 + [1] * 58,
+                "score": "sigmoid",
+                "expert_bias": True,
+                "weight_scale": 2.5,
+                "groups": 8,
+                "groups_per_token": 4,
+                "balance_factor": 1e-4,
+            },
+        )
+        | {"mtp": {"num_layers": 1, "loss_factor": 0.3}},
         "granite3-2b": _granite(_sizes(40, 2048, 32, 8192), scale=0.015625, logits=0.125),
         "granite3-8b": _granite(_sizes(40, 4096, 32, 12800), scale=0.0078125, logits=0.0625),
         "pythia-160m": _pythia(12, 768, 12),

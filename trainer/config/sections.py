@@ -59,6 +59,8 @@ Preset = Literal[
     "mixtral-8x7b",
     "mixtral-8x22b",
     "olmoe-1b-7b",
+    "deepseek-v2-lite",
+    "deepseek-v3",
     "olmo2-1b",
     "olmo2-7b",
     "olmo2-13b",

@@ -47,6 +47,8 @@ PUBLISHED = {
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_630_071_296,
     "olmoe-1b-7b": 6_919_161_856,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_404_352 + 11_610_067_968,  # the second: of the further layer
     "olmo2-1b": 1_484_916_736,
     "olmo2-7b": 7_298_617_344,
     "olmo2-13b": 13_716_198_400,
@@ -100,6 +102,7 @@ def test_presets_have_the_published_number_of_parameters(tmp_path, name):
     [
         ("mixtral-8x7b", 12_879_925_248),
         ("qwen3-30b-a3b", 3_353_032_704),
+        ("deepseek-v3", 37_552_282_624 + 11_610_067_968 - 248 * 3 * 7168 * 2048),
     ],
 )
 def test_of_experts_those_of_a_token_are_active(tmp_path, name, active):
