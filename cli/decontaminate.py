@@ -6,7 +6,7 @@ says for each test set how many of its items were found, and in how many rows.
 
 Examples:
   mdata decontaminate --input web.jsonl --against gsm8k.jsonl --against-keys question --mode report --output found
-  mdata decontaminate --input web --against hella=eval.jsonl --mode split --output clean --removed fallen.jsonl
+  mdata decontaminate --input web.jsonl --against hella=eval.jsonl --mode split --output pieces --removed fallen.jsonl
 """
 
 from __future__ import annotations

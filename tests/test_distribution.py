@@ -19,7 +19,7 @@ EXTRAS = set(PROJECT["optional-dependencies"])
 # What our texts tell users and developers to install besides us.
 OTHERS = {
     "accelerate", "atheris", "boto3", "datasketch", "datatrove", "huggingface_hub", "jinja2", "lightning",
-    "megatron-core", "nltk", "psutil", "pyyaml", "ray", "rensa", "torch", "torchdata", "xxhash",
+    "megatron-core", "nltk", "psutil", "pycld2", "pyyaml", "ray", "rensa", "torch", "torchdata", "xxhash",
 }  # fmt: skip
 _INSTALLS = re.compile(r"pip3? (?:install|wheel)((?:[ \t]+[\"']?[\w.\[\],=<>{}/\"'-]+)+)")
 _OPTIONS_WITH_VALUE = ("-c", "-r", "--constraint", "--wheel-dir", "--index-url")

@@ -100,6 +100,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     for name, word in (("web", "river"), ("code", "return")):
         lines = [json.dumps({"text": f"{word} {i} {chr(97 + i % 26) * 9} of {word}s"}) + "\n" for i in range(60)]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    asked = {"question": "How many rivers are there in all of the words?", "text": "river of rivers and of codes"}
+    for name in ("gsm8k", "eval"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(asked) + "\n")
     write_pair(tmp_path / "other_text_document", [[5], [6]])
     (tmp_path / "run.toml").write_text(RUN)
     words = ["preprocess", "--input", "web.jsonl", "--output-prefix", "parts", "--tokenizer-type", "ByteTokenizer"]

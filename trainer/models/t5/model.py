@@ -269,7 +269,7 @@ class T5(GPT):
             mine = self.parallel.local_tokens(len(flat_M))
             places = token_places(batch.samples_B, sequences.length, mine=mine, flat_M=flat_M)
         packed = Packed.of(flat_M, sequences.batch * sequences.length)
-        return Context(replace(sequences, packed=packed), places)
+        return context._replace(sequences=replace(sequences, packed=packed), places=places)
 
     def decode_states(self) -> Mapping[int, DecodeState]:
         """See `Stage`; blocks of the encoder keep nothing."""
