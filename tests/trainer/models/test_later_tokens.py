@@ -251,6 +251,12 @@ def test_numbers():
     assert costs[1].product_flops - family.stage_cost(plain, last, **how).product_flops == pytest.approx(
         2 * 16 * 6 * (num_elements(own) - 5 * 32 + 256 * 32)
     )
+    place = Place(stage=1, num_stages=2, tp_size=2, sequence_parallel=True)
+    full = how | {"recompute": RecomputeSection(mode="full")}
+    found, without = (family.stage_cost(of, place, **full) for of in (shape, plain))
+    assert (
+        found.sent_bytes == 3 * without.sent_bytes and found.passes == 3 * without.passes
+    )  # 3 blocks, one of the model
     names = {spec.name: spec for spec in family.parameters(shape, last)}
     assert names["embedding.weight"].partial == ("ends",) and "head.weight" in names
 

@@ -76,9 +76,11 @@ def stage_cost(
             moved += forward.norms / 2 + forward.activation
     width, e = shape.hidden_size, element
     further = shape.mtp_layers if place.is_last else 0
+    again_further = further if recompute.mode == "full" else 0
+    experts_further = further if mtp_kind(shape).endswith("experts") else 0
     if further:
         forward = _forward(shape, place, kind=mtp_kind(shape), document_lengths=document_lengths)
-        runs, entering = 1 + (recompute.mode == "full"), 2 * width * width / place.tp_size
+        runs, entering = 1 + again_further // further, 2 * width * width / place.tp_size
         products += further * (forward.products + 2 * entering) * (runs + BACKWARD_PRODUCTS)
         attention += further * forward.attention * (runs + BACKWARD_ATTENTION)
         moved += further * (forward.moved * runs + _backward_moved(shape, forward))
@@ -91,18 +93,20 @@ def stage_cost(
         moved += 3 * rows * heads  # the loss reads logits, then reads them again and writes their gradient
         weight_bytes += 8 * width * rows
         weight_bytes += 8 * further * 2 * width * width / place.tp_size
+    runs, every = len(blocks) + further + len(again) + again_further, len(blocks) + further
+    of_experts = sum(1 + (i in again) for i in having) + experts_further * (1 + (again_further > 0))
     return StageCost(
         product_flops=products * tokens,
         float8_flops=products8 * tokens,
         attention_flops=attention * tokens,
         moved_bytes=moved * tokens * e + weight_bytes,
         sent_bytes=(
-            _sent(shape, place, runs=len(blocks) + further + len(again), blocks=len(blocks) + further)
-            + _sent_to_experts(shape, place, runs=sum(1 + (i in again) for i in having), blocks=len(having))
+            _sent(shape, place, runs=runs, blocks=every)
+            + _sent_to_experts(shape, place, runs=of_experts, blocks=len(having) + experts_further)
         )
         * tokens
         * e,
-        passes=2 * (len(blocks) + further) + len(again),
+        passes=every + runs,
     )
 
 
