@@ -77,6 +77,7 @@ class StateDictLayout:
         prefix: before all names.
         experts_together: whether all experts of a layer are one tensor, as in torch_dist. grouped: whether one layer
             computes all, which decides their names if they are apart.
+        experts: those that it holds, by their numbers in the layer; numbers in its names begin with 0. None: all.
         renamed: beginnings of names within a layer -> what stands for them.
         aliases: how names of the model are taken that stand for tensors with another name, see `Megatron`.
         written: names are those that Megatron-Core reads; False: those of `modern_name`, in which every stack is a
@@ -97,6 +98,7 @@ class StateDictLayout:
     prefix: str = ""
     experts_together: bool = False
     grouped: bool = False
+    experts: range | None = None
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     aliases: Literal["none", "beside", "instead"] = "none"
     written: bool = False
@@ -168,7 +170,8 @@ def megatron_links(
         if number not in layout.layers if number is not None else not first:
             continue
         for form in _forms(family.megatron.tensor(name, size, shape, layout.version, layout.fused), layout):
-            if not (copies or form.cut or layout.tp_rank == 0):
+            is_copy = layout.experts is not None and layout.experts.start > 0 and form.apart is None
+            if not copies and (is_copy or not (form.cut or layout.tp_rank == 0)):
                 continue
             again = family.megatron.aliases.get(form.tensor) if layout.aliases != "none" else None
             if again is None or layout.aliases == "beside":
@@ -193,10 +196,11 @@ def _forms(form: Form, layout: StateDictLayout) -> Iterator[Form]:
         yield form
         return
     count = form.lengths["expert"]
-    for number in range(count):
+    held = layout.experts or range(count)
+    for number in held:
         yield dataclasses.replace(
             form,
-            tensor=form.apart(number, layout.grouped),
+            tensor=form.apart(number - held.start, layout.grouped),
             theirs=form.theirs.removeprefix("expert "),
             lengths={**form.lengths, "expert": 1},
             ours_in={"expert": (number, count)},

@@ -1,6 +1,7 @@
 """Megatron-LM's classic checkpoints: one file for each model-parallel rank, of versions 0 to 3.
 
     iter_0000003/mp_rank_00/model_optim_rng.pt       tp rank 0; with pipeline stages mp_rank_00_000, mp_rank_00_001 ...
+                                                     the ranks that share experts have one more number, the last
 
 A file holds a rank's state dicts under the names of Megatron-Core or older versions; layers begin at 0 on each stage
 and in each chunk of an interleaved one (model0, model1 ...). Moments are read if their order can be determined
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -58,7 +60,7 @@ from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.pickles import Made
 from trainer.convert.torch_file import StoredTensor, load_torch, unread
 from trainer.models.arithmetic import round_up
-from trainer.models.family import Family, ModelShape, family_of
+from trainer.models.family import ModelShape, family_of
 from trainer.parallel.params import Place
 
 FILE = "model_optim_rng.pt"
@@ -73,13 +75,19 @@ class _ModelChunk(NamedTuple):
 
     tp: int
     stage: int
+    ep: int
     chunk: int
     tensors: Mapping[str, StoredTensor]
 
     @property
     def prefix(self) -> str:
         """Before its names, so that they are different from other chunks'."""
-        return f"{self.tp}/{self.stage}/{self.chunk}/"
+        return f"{self.tp}/{self.stage}/{self.chunk}/" + (f"experts {self.ep}/" if self.ep else "")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is that of the first of the ranks that share its layers."""
+        return self.tp == 0 and self.ep == 0
 
     @property
     def num_layers(self) -> int:
@@ -96,7 +104,7 @@ class _Ranks(NamedTuple):
     """All files of a checkpoint.
 
     Args:
-        chunks: by tp, stage and chunk. trainings: of each file. moments: of each file, by state and name.
+        chunks: by tp, stage, ep and chunk. trainings: of each file. moments: of each file, by state and name.
     """
 
     chunks: list[_ModelChunk]
@@ -160,18 +168,18 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         for chunk in reversed(chunks)
         for name, tensor in chunk.tensors.items()
     }
-    layers = sum(chunk.num_layers for chunk in chunks if chunk.tp == 0)
+    layers = sum(chunk.num_layers for chunk in chunks if chunk.is_first)
     config, notes = from_arguments(training.arguments, plain, where=str(folder), settings=settings, layers=layers)
     for other in others:
         if other.arguments != training.arguments:
             _check_model(other, training, config, tensors=plain, settings=settings)
     family = family_of(config)
-    layouts = list(_layouts(chunks, family, version=training.version))
+    layouts = list(_layouts(chunks, config, version=training.version))
     check_rows(config, layouts[0].padded_rows, where=folder)
     held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
     source, shape = _StoredSource(held), family.shape(config, config.model.vocab_size or 0)
     own = zip(chunks, layouts, strict=True)
-    numbers = [layout.layers.start + number for chunk, layout in own if chunk.tp == 0 for number in chunk.numbers]
+    numbers = [layout.layers.start + number for chunk, layout in own if chunk.is_first for number in chunk.numbers]
     check_layers(config, numbers, where=folder)
     links = [one for layout in layouts for one in (*megatron_links(shape, layout), *buffer_links(shape, layout))]
     expected = {one.theirs.tensor: one.theirs.shape for one in links}
@@ -198,7 +206,12 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         for layout in (_of_state(layout, state, within=ranks.states) for layout in layouts)
         for link in megatron_links(shape, layout, state=f"{state}/", copies=False)
     ]
-    every += [link for layout in layouts if layout.tp_rank == 0 for link in buffer_links(shape, layout)]
+    every += [
+        link
+        for chunk, layout in zip(chunks, layouts, strict=True)
+        if chunk.is_first
+        for link in buffer_links(shape, layout)
+    ]
     return ModelFolder(
         path=folder, format="mp_rank", config=config, source=Linked(_StoredSource(held), every),
         run=training.run(config), notes=notes,
@@ -333,33 +346,39 @@ def _load(folder: Path) -> _Ranks:
     """All ranks' files.
 
     Raises:
-        UsageError: experts. DamageError: a rank is missing or there twice, or files are of several checkpoints.
+        UsageError: experts that are cut otherwise than layers. DamageError: a rank is missing or there twice, or files
+            are of several checkpoints.
     """
-    ranks: dict[tuple[int, int], Path] = {}
-    for path in sorted(folder.glob("mp_rank_*")):
-        match = _FOLDER.fullmatch(path.name)
-        if match and match[3]:
-            raise UsageError(f"{path} is a mixture of experts, which is not supported", fix="choose a dense model")
-        if match:
-            place = int(match[1]), int(match[2] or 0)
-            if place in ranks:
-                both = f"{ranks[place].parent.name} and {path.name}"
-                raise DamageError(f"{folder} holds one rank twice", found=both, fix="remove the one that is not meant")
-            ranks[place] = path / FILE
-    tp, pp = (1 + max(place[i] for place in ranks) for i in (0, 1))
-    missing = [f"mp_rank_{t:02d}_{p:03d}" for t in range(tp) for p in range(pp) if (t, p) not in ranks]
+    ranks: dict[tuple[int, int, int], Path] = {}
+    paths = {path: match for path in sorted(folder.glob("mp_rank_*")) if (match := _FOLDER.fullmatch(path.name))}
+    # With one number beside tp's it is that of the stage, unless there is one stage and experts are shared.
+    numbered = next((path for path, match in paths.items() if match[2]), None)
+    shared = numbered is not None and _shares_experts(folder, numbered)
+    for path, match in paths.items():
+        first, second, third = (int(number or 0) for number in match.groups())
+        place = (first, 0, second) if shared and not match[3] else (first, second, third)
+        if place in ranks:
+            both = f"{ranks[place].parent.name} and {path.name}"
+            raise DamageError(f"{folder} holds one rank twice", found=both, fix="remove the one that is not meant")
+        ranks[place] = path / FILE
+    tp, pp, ep = (1 + max(place[i] for place in ranks) for i in (0, 1, 2))
+    missing = [
+        f"mp_rank_{t:02d}_{p:03d}" + (f"_{e:03d}" if ep > 1 else "")
+        for t, p, e in itertools.product(range(tp), range(pp), range(ep))
+        if (t, p, e) not in ranks
+    ]
     if missing:
         raise DamageError(f"{folder} is not whole", found=f"no {few(missing, 4)}", fix="restore the folders")
     chunks: list[_ModelChunk] = []
     trainings, moments = [], []
-    for (t, p), path in sorted(ranks.items()):
+    for (t, p, e), path in sorted(ranks.items()):
         state = load_torch(path)
         trainings.append(training := training_of(state, where=path, released=folder.name == RELEASE))
         _check_same(training, trainings[0])
         keys = [key for key in ("model", *(f"model{number}" for number in range(64))) if key in state]
         if not keys:
             raise DamageError(f"{path} has no model", found=few([str(key) for key in state], 4), fix="restore it")
-        here = [_ModelChunk(t, p, number, _tensors(state[key], key, where=path)) for number, key in enumerate(keys)]
+        here = [_ModelChunk(t, p, e, number, _tensors(state[key], key, where=path)) for number, key in enumerate(keys)]
         named = (
             (chunk.prefix + name, x) for chunk in here for name, x in chunk.tensors.items() if not is_ignored(name)
         )
@@ -369,9 +388,32 @@ def _load(folder: Path) -> _Ranks:
             if (where := (id(x.storage), x.offset, x.shape)) not in seen:
                 seen.add(where)
                 parameters[name] = x
-        moments.append(named_moments(state.get("optimizer"), parameters))
+        has_experts = any(".mlp.experts." in name for name in parameters)
+        moments.append(named_moments(None if has_experts else state.get("optimizer"), parameters))
+        if has_experts and state.get("optimizer") and len(moments) == 1:
+            moments[0] = moments[0]._replace(lacking="Megatron-LM keeps that of experts apart")
         chunks += here
     return _Ranks(chunks, trainings, moments)
+
+
+def _shares_experts(folder: Path, path: Path) -> bool:
+    """Whether ranks share the experts of one pipeline stage.
+
+    Raises:
+        UsageError: experts are cut otherwise than layers are.
+    """
+    file = path / FILE
+    given = training_of(load_torch(file), where=file, released=folder.name == RELEASE).arguments
+    tp, etp = given.get("tensor_model_parallel_size", 1), given.get("expert_tensor_parallel_size")
+    if not given.get("num_experts"):
+        return False
+    if etp not in (None, tp):
+        raise UsageError(
+            f"{folder} has experts that are cut otherwise than layers",
+            found=f"expert_tensor_parallel_size = {etp!r}, tensor_model_parallel_size = {tp!r}",
+            fix="save the checkpoint as torch_dist",
+        )
+    return given.get("pipeline_model_parallel_size") == 1 and (given.get("expert_model_parallel_size") or 1) != 1
 
 
 def _check_same(training: Training, first: Training) -> None:
@@ -456,9 +498,10 @@ def _flattened(value: dict[Any, Any], before: str = "") -> Iterator[tuple[str, S
             yield from _flattened(inner, f"{before}{name}.")
 
 
-def _layouts(chunks: Sequence[_ModelChunk], family: Family, *, version: float) -> Iterator[StateDictLayout]:
+def _layouts(chunks: Sequence[_ModelChunk], config: RunConfig, *, version: float) -> Iterator[StateDictLayout]:
     """What each chunk is about; layers go on from chunk to chunk, over all stages in each."""
-    tp = 1 + max(chunk.tp for chunk in chunks)
+    tp, ep = (1 + max(getattr(chunk, axis) for chunk in chunks) for axis in ("tp", "ep"))
+    experts = config.model.moe.num_experts // ep if config.model.moe is not None and ep > 1 else 0
     stages, numbers = ([*sorted({getattr(chunk, key) for chunk in chunks})] for key in ("stage", "chunk"))
     rows = next((rows for chunk in chunks if (rows := num_rows(chunk.tensors))), 0)
     start: dict[tuple[int, int], int] = {}
@@ -479,7 +522,8 @@ def _layouts(chunks: Sequence[_ModelChunk], family: Family, *, version: float) -
         )
         low = start[chunk.stage, chunk.chunk]
         yield StateDictLayout(
-            family=family,
+            family=family_of(config),
+            experts=range(chunk.ep * experts, (chunk.ep + 1) * experts) if experts else None,
             layers=range(low, low + chunk.num_layers), padded_rows=rows * tp, has_embedding=first, has_head=last,
             tied_copy=last and not first, tp_rank=chunk.tp, tp_size=tp, version=version, fused=fused,
             grouped=has_grouped_experts(chunk.tensors), prefix=chunk.prefix,

@@ -778,3 +778,35 @@ def test_experts_of_grouped_layers_are_read(tmp_path):
     torch.save(state, path)
     found = everything(open_model(tmp_path / "classic").source)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_files_of_ranks_that_share_experts_are_read(tmp_path):
+    """Numbers of experts begin with 0 in each file; the rest is in all of them."""
+    (folder,) = run_ranks(_trained_experts, 1, tmp_path / "run", EXPERTS, "swiglu")
+    convert(folder, tmp_path / "classic", options=ConvertOptions(to="mp_rank", dtype="fp32", check=False))
+    expected = everything(open_model(tmp_path / "classic").source)
+    iteration = tmp_path / "classic/iter_0000002"
+    state = load_torch(iteration / "mp_rank_00" / FILE)
+    shutil.rmtree(iteration / "mp_rank_00")
+    local = re.compile(r"(.*local_experts\.)(\d)(\..*)")
+
+    def write(place, *, etp=1):
+        model = {}
+        for name, x in state["model"].items():
+            match = local.fullmatch(name)
+            if match is None or int(match[2]) // 2 == place:
+                model[name if match is None else f"{match[1]}{int(match[2]) % 2}{match[3]}"] = x
+        args = argparse.Namespace(**vars(state["args"]), expert_model_parallel_size=2, expert_tensor_parallel_size=etp)
+        path = iteration / f"mp_rank_00_00{place}" / FILE
+        path.parent.mkdir(exist_ok=True)
+        torch.save({**state, "args": args, "model": model}, path)
+
+    write(0)
+    with pytest.raises(DamageError, match="do not fit its configuration"):
+        open_model(tmp_path / "classic")
+    write(1)
+    found = everything(open_model(tmp_path / "classic").source)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    write(0, etp=2)
+    with pytest.raises(UsageError, match="experts that are cut otherwise than layers"):
+        open_model(tmp_path / "classic")
