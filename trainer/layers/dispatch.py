@@ -131,8 +131,7 @@ class Exchange:
         (tokens, top_k), ranks, device = expert_AK.shape, ep.size, expert_AK.device
         rank_AK = (expert_AK // num_experts).clamp(max=ranks)
         goes_AG = torch.zeros(tokens, ranks + 1, dtype=torch.bool, device=device).scatter_(1, rank_AK, True)[:, :ranks]
-        slots_G = torch.zeros(ranks + 1, dtype=torch.int64, device=device)
-        slots_G = slots_G.scatter_add_(0, rank_AK.flatten(), torch.ones_like(rank_AK.flatten()))[:ranks]
+        slots_G = (rank_AK.flatten().unsqueeze(1) == torch.arange(ranks, device=device)).sum(0)
         self._tokens, self._slots = self._agree(goes_AG.sum(0), slots_G, tokens=tokens, top_k=top_k)
         self.rows = sum(self._slots.receive)
         # Tokens in the order in which they are sent, by rank; and where the copy for each rank is, or behind all.

@@ -76,15 +76,14 @@ def sort_slots(expert_AK: Tensor, num_experts: int, *, all_computed: bool, rows:
     (tokens, top_k), flat = expert_AK.shape, expert_AK.flatten()
     slot = flat.argsort(stable=True)
     row = torch.empty_like(slot).scatter_(0, slot, torch.arange(len(slot), device=slot.device))
-    size_E = torch.zeros(num_experts + 1, dtype=torch.int64, device=flat.device)
-    size_E = size_E.scatter_add_(0, flat, torch.ones_like(flat))[:num_experts]
+    ends_E = torch.searchsorted(flat[slot], torch.arange(num_experts, device=flat.device), right=True, out_int32=True)
     most = tokens * min(top_k, num_experts) if rows is None else rows
     slot_M = slot[:most]
     return SortedSlots(
         token_M=slot_M // top_k,
         slot_M=slot_M,
         row_AK=row.clamp(max=max(most - 1, 0)).view(expert_AK.shape),
-        end_E=size_E.cumsum(0).to(torch.int32),
+        end_E=ends_E,
         expert_M=flat[slot_M],
         computed_AK=None if all_computed else expert_AK < num_experts,
     )
