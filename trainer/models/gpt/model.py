@@ -239,15 +239,10 @@ class GPT(nn.Module):
         self.drop_embedding = Dropout(shape.hidden_dropout, seed=seed, layer=0, site="embedding", kernels=kernels)
         blocks, selective = place.blocks(shape.num_layers), recompute.mode == "selective"
         block = functools.partial(
-            self.block_type,
-            shape,
-            self.parallel,
-            kernels=kernels,
-            seed=seed,
-            selective=selective,
-            groups=groups,
-            exchanges=exchanges,
+            self.block_type, shape, self.parallel, kernels=kernels, seed=seed, selective=selective
         )
+        if shape.moe is not None:  # blocks of other families have no experts
+            block = functools.partial(block, groups=groups, exchanges=exchanges)
         self.blocks = nn.ModuleDict({str(i): block(number=i) for i in blocks})
         self.recomputes_all = full = recompute.mode == "full"
         self.chunks = chunks(blocks, method=recompute.method, layers=recompute.layers if full else len(blocks))
