@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from tests.helpers.runs import make_corpora, write_jsonl
 from tests.trainer.plan.test_plan import config as sound
 from trainer.checkpoint.folder import latest_checkpoint, read_index
 from trainer.checkpoint.format import dump_index
-from trainer.config.parse import dump_config, load_config, parse_config
-from trainer.config.sections import ModelSection, RunConfig
+from trainer.config.parse import dump_config, key_names, load_config, parse_config
+from trainer.config.sections import RunConfig
 from trainer.models.gpt.shape import function_keys, gpt_shape
 from trainer.optim.schedules import rates
 from trainer.parallel.mesh import Mesh
@@ -388,8 +388,8 @@ def test_other_data_is_told_by_its_settings(tmp_path):
 
 
 def test_what_decides_a_model_is_named_by_its_keys():
-    names = set(function_keys(gpt_shape(sound(), 1000)))
-    assert names <= {field.name for field in fields(ModelSection)} and "attention_sinks" in names
+    names = {f"model.{name}" for name in function_keys(gpt_shape(sound(), 1000))}
+    assert names <= set(key_names()) and {"model.attention_sinks", "model.mla.kv_lora_rank"} <= names
 
 
 def test_a_conflict_with_a_checkpoint_that_latest_does_not_name_says_how_to_choose(corpus, tmp_path):

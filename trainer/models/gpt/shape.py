@@ -25,7 +25,6 @@ _KEYS = {  # keys of [model] whose names are not those of the parts of a shape, 
     "scores_window": "window",
     "scores_sinks": "attention_sinks",
     **{f"mla_{name}": f"mla.{name}" for name in _LATENT_SIZES},
-    "mtp_layers": "mtp.num_layers",
     "rope_mscale": "mla.mscale",
     "rope_mscale_all_dim": "mla.mscale_all_dim",
 }
@@ -438,10 +437,11 @@ def ffn_hidden_size(config: RunConfig) -> int:
 def function_keys(shape: GPTShape) -> dict[str, Any]:
     """What decides the function, by keys of [model]: the shape without what the layout or the first weights decide."""
     values = dataclasses.asdict(shape)
+    further = values.pop("mtp_layers")
     values.pop("moe")
     values["mla"] = values["mla"] or dict.fromkeys(_LATENT_SIZES, 0)
     keys = {name: value for name, value in _settings(values) if name not in _NOT_FUNCTION}
-    return keys | _moe_keys(shape)
+    return keys | {"mtp.num_layers": further} | _moe_keys(shape)
 
 
 def _moe_keys(shape: GPTShape) -> dict[str, Any]:
