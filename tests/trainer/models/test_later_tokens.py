@@ -109,6 +109,21 @@ def test_further_layers_with_experts_and_latents_in_every_layout():
         check_same_gradients(got, expected)
 
 
+def _steps(context, config):
+    engine = layouts(context, config)
+    reports = [engine.step(microbatches(engine, step), 1e-2).read() for step in range(3)]
+    return [(report.loss, report.grad_norm, *report.named_losses.values()) for report in reports]
+
+
+def test_steps_with_divided_parameters_are_those_of_one_rank():
+    model = {"moe": EXPERTS, "mla": LATENT, "head_dim": None, "num_kv_heads": None, "tie_embeddings": False}
+    (expected,) = run_ranks(_steps, 1, config_of(**model))
+    config = config_of(mesh=MeshSection(ep=2), **model)
+    config = replace(config, optimizer=replace(config.optimizer, sharding="parameters"))
+    for found in run_ranks(_steps, 2, config):
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 def test_recomputation_changes_no_bit():
     means, expected = _whole(config_of())
     for recompute in (RecomputeSection(mode="selective"), RecomputeSection(mode="full")):
