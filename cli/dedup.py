@@ -50,6 +50,7 @@ def add_arguments(parser: Parser) -> None:
     add("--verify", type=float, metavar="J", help="compare near-duplicates: keep those that share less")
     add("--jaccard", default="union", choices=get_args(Jaccard), help="--verify: a share of what (default: union)")
     add("--compat", choices=COMPATIBLE, help="find what datatrove's minhash, or Megatron-LM's tools/openwebtext finds")
+    add("--substring", type=int, default=0, metavar="N", help="only cut out what repeats N bytes of earlier text")
     add("--write-text", action="store_true", help="also write the rows that stay, to FOLDER/text/*.jsonl.zst")
     add("--workers", type=int, default=0, metavar="W", help="threads (default: all cores)")
     add("--shard", metavar="K/N", help="of a stage: task K of N (default: 1/1)")
@@ -63,7 +64,7 @@ def options_of(arguments: argparse.Namespace) -> DedupOptions:
         raise UsageError("--bands has no effect with --exact", fix="leave --exact or --bands out")
     if arguments.exact and arguments.verify:
         raise UsageError("--exact has nothing to verify", fix="leave --exact or --verify out")
-    if arguments.shard and not arguments.stage:
+    if arguments.shard and not arguments.stage and not arguments.substring:
         raise UsageError(
             f"--shard {arguments.shard} without a stage", fix="mdata dedup sign --shard ..., or mdata launch"
         )
@@ -78,9 +79,9 @@ def options_of(arguments: argparse.Namespace) -> DedupOptions:
         raise UsageError(
             f"--compat megatron decides --{wrong[0].replace('unit', 'ngram')}", fix="leave one of them out"
         )
-    names = ("input", "output", "against", "json_key", "jaccard", "write_text", "workers", "parts", "ranges")
+    names = ("input", "output", "against", "json_key", "jaccard", "substring", "write_text", "workers")
     return DedupOptions(
-        **{name: getattr(arguments, name) for name in names},
+        **{name: getattr(arguments, name) for name in (*names, "parts", "ranges")},
         **{**compatible, **given},
         include=tuple(arguments.include),
         exclude=tuple(arguments.exclude),
@@ -92,13 +93,14 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `dedup`, or one of its stages, and print what was found."""
     options = options_of(arguments)
     with console.progress() as progress:
-        if arguments.stage:
-            result = run_stage(options, arguments.stage, progress)
+        stage: Stage | None = arguments.stage or ("substring" if options.substring else None)
+        if stage:
+            result = run_stage(options, stage, progress)
         else:
             result = dedup(options, progress)
     if result is None:
         task = f"{options.shard.number}/{options.shard.count}"
-        console.result(f"{arguments.stage} {task} is done", {"stage": arguments.stage, "shard": task})
+        console.result(f"{stage} {task} is done", {"stage": stage, "shard": task})
         return
     _print(result, console)
 

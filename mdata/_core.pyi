@@ -727,6 +727,21 @@ def join_groups(parents: NDArray[np.int64], edges: NDArray[np.uint64]) -> None:
 def flatten_groups(parents: NDArray[np.int64]) -> None:
     """Replace each parent by the root of its group, in place. Raises IndexError for a parent after its child."""
 
+def suffix_array(text: bytes) -> NDArray[np.int32]:
+    """The positions of a text in the order of what begins there. Raises ValueError for 2^31 - 1 bytes or more."""
+
+def repeated_ranges(text: bytes, ends: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """[n, 2]: ranges of bytes in substrings of `length` bytes that repeat earlier ones; rising, apart.
+
+    Of equal substrings all bytes are in a range but those of the earliest, which a later one may overlap.
+
+    Args:
+        ends: of the documents, one after the other; substrings lie inside one of them.
+
+    Raises:
+        ValueError: ends outside the text or not rising, length 0, or 2^31 - 1 bytes or more.
+    """
+
 def sha1(data: bytes, size: int) -> int:
     """The first `size` bytes of SHA-1, at most 8, as a little-endian number."""
 

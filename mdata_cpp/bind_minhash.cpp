@@ -1,4 +1,4 @@
-// Python bindings of minhash.hpp and record_runs.hpp; documented in mdata/_core.pyi.
+// Python bindings of minhash.hpp, record_runs.hpp and suffix_array.hpp; documented in mdata/_core.pyi.
 #include "bindings.hpp"
 
 #include <pybind11/stl.h>
@@ -14,6 +14,7 @@
 
 #include "minhash.hpp"
 #include "record_runs.hpp"
+#include "suffix_array.hpp"
 
 namespace {
 
@@ -170,6 +171,33 @@ void flatten_groups(mdata::Int64s& parents) {
     runs::flatten_groups(roots);
 }
 
+std::span<const std::uint8_t> bytes_of(const py::bytes& bytes) {
+    const std::string_view view(bytes);
+    return {reinterpret_cast<const std::uint8_t*>(view.data()), view.size()};
+}
+
+py::array suffix_array(const py::bytes& text) {
+    const auto bytes = bytes_of(text);
+    std::vector<std::int32_t> suffixes;
+    {
+        const py::gil_scoped_release unlocked;
+        suffixes = mdata::suffixes::suffix_array(bytes);
+    }
+    return mdata::as_array(std::move(suffixes));
+}
+
+py::array repeated_ranges(const py::bytes& text, const mdata::Int64s& ends, std::size_t length) {
+    const auto bytes = bytes_of(text);
+    const auto documents = mdata::view(ends);
+    std::vector<std::int64_t> ranges;
+    {
+        const py::gil_scoped_release unlocked;
+        ranges = mdata::suffixes::repeated_ranges(bytes, documents, length);
+    }
+    const auto count = static_cast<py::ssize_t>(ranges.size() / 2);
+    return mdata::as_array(std::move(ranges)).reshape({count, py::ssize_t{2}});
+}
+
 template <typename Kind>
 Kind named(const char* kind, const std::string& name, const std::vector<std::pair<std::string, Kind>>& known) {
     for (const auto& [text, value] : known)
@@ -224,6 +252,8 @@ void bind_minhash(py::module_& module) {
     module.def("count_below", &count_below, py::arg("slice"), py::arg("words"), py::arg("key"));
     module.def("common_words", &common_words, py::arg("sets").noconvert());
     module.def("join_groups", &join_groups, py::arg("parents").noconvert(), py::arg("edges"));
+    module.def("suffix_array", &suffix_array, py::arg("text"));
+    module.def("repeated_ranges", &repeated_ranges, py::arg("text"), py::arg("ends"), py::arg("length"));
     module.def("flatten_groups", &flatten_groups, py::arg("parents").noconvert());
     module.def("sha1", [](const py::bytes& bytes, std::size_t size) {
         if (size == 0 || size > 8) throw std::invalid_argument("1 to 8 bytes of a hash");

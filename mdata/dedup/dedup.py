@@ -23,11 +23,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mdata.dedup.dropping import drop
+from mdata.dedup.dropping import drop, text_path
 from mdata.dedup.grouping import group, result_counts
 from mdata.dedup.matching import match, verify, write_sets
 from mdata.dedup.plan import LOCK, DedupJob, DedupOptions, Stage
 from mdata.dedup.signing import sign
+from mdata.dedup.substrings import cut_substrings
 from mdata.errors import UsageError, os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.sources.sections import PartNumber
@@ -64,6 +65,8 @@ def dedup(options: DedupOptions, progress: Progress = SILENT) -> DedupResult:
         DamageError: files of an interrupted run are damaged.
         ResourceError: the disk or memory ran out; run again to continue.
     """
+    if options.substring:
+        raise UsageError("substrings have no groups", fix="cut_substrings of mdata.dedup.dedup")
     job = DedupJob(options, progress)
     with _writing(job):
         if job.is_finished():
@@ -92,12 +95,18 @@ def run_stage(options: DedupOptions, stage: Stage, progress: Progress = SILENT) 
         BadInputError, DamageError, ResourceError: as `dedup`.
     """
     if stage not in options.stages:
-        option = "--write-text" if stage == "drop" else "--verify"
+        option = {"drop": "--write-text", "substring": "--substring"}.get(stage, "--verify")
         raise UsageError(f"there is no stage {stage} without {option}", fix=f"give {option}, or leave this stage out")
     if stage == "group" and options.shard.count > 1:
         raise UsageError("group has one task", found=f"--shard {options.shard.number}/{options.shard.count}")
     job = DedupJob(options, progress)
     with os_errors_named(f"writing {job.folder}"):
+        if stage == "substring":
+            path = text_path(job.folder, options.shard)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with file_lock.hold(path.with_suffix(".lock"), remove=True):
+                cut_substrings(job, options.shard, progress)
+            return None
         if stage == "drop":
             drop(job, options.shard, progress)
             return DedupResult(job.folder, **result_counts(job.folder))

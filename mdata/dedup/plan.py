@@ -34,7 +34,7 @@ _PRIME = (1 << 61) - 1
 _SEED = 1  # of the permutations, as datatrove's
 
 Keys = npt.NDArray[np.uint64]
-Stage = Literal["sign", "match", "sets", "verify", "group", "drop"]
+Stage = Literal["sign", "match", "sets", "verify", "group", "drop", "substring"]
 Unit = Literal["words", "characters", "given", "raw"]
 Hash = Literal["xxhash64", "sha1-64", "sha1-32", "murmur3"]
 Jaccard = Literal["union", "min", "max"]
@@ -65,6 +65,8 @@ class DedupOptions:
         verify: near-duplicates share at least this part of their distinct n-grams; 0: they are not compared.
         jaccard: a part of the n-grams of both, or of the smaller or larger of the two.
         join_equal: equal texts are duplicates even if they are shorter than an n-gram.
+        substring: in place of all this, cut out what repeats so many bytes of earlier text of a part, see
+            mdata/dedup/substrings.py; 0: nothing.
         write_text: also write the rows that stay, see mdata/dedup/dropping.py.
         workers: threads; the result is the same.
         shard: which task of a stage, "3/64". parts: tasks of `sign`, and ranges: of `match`, for the stages after
@@ -88,6 +90,7 @@ class DedupOptions:
     jaccard: Jaccard = "union"
     join_equal: bool = True
     write_text: bool = False
+    substring: int = 0
     workers: int = 0
     shard: PartNumber = ALL
     parts: int = 0
@@ -102,6 +105,9 @@ class DedupOptions:
                 raise UsageError(f"{name} is {getattr(self, name)!r}", expected=", ".join(allowed))
         if (self.unit == "raw") != (self.hash == "murmur3"):
             raise UsageError(f"unit is {self.unit}, hash is {self.hash}", expected="raw with murmur3, or neither")
+        if self.substring and (self.substring < 16 or self.against):
+            found = f"substring is {self.substring}" if self.substring < 16 else "substring with against"
+            raise UsageError(found, expected="at least 16 bytes, and no --against: a part is compared with itself")
         if self.workers < 0:
             raise UsageError(f"workers is {self.workers}", expected="at least 1, or 0 for all cores")
 
@@ -121,6 +127,8 @@ class DedupOptions:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """What is done, in this order."""
+        if self.substring:
+            return ("substring",)
         compared: tuple[Stage, ...] = ("sets", "verify") if self.bands and self.verify else ()
         written: tuple[Stage, ...] = ("drop",) if self.write_text else ()
         return ("sign", "match", *compared, "group", *written)

@@ -160,7 +160,7 @@ class Job:
     def _done_of_stage(self, dedup: DedupStages, stage: str, numbers: range) -> frozenset[int]:
         output = Path(self.cwd, self.output_prefix)
         tasks = {number: PartNumber(place, len(numbers)) for place, number in enumerate(numbers, 1)}
-        if stage == "drop":
+        if stage in ("drop", "substring"):
             return frozenset(number for number, task in tasks.items() if text_path(output, task).exists())
         if finished_job(output) == dedup.job:
             return frozenset(numbers)

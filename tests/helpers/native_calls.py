@@ -84,6 +84,9 @@ def tables() -> Calls:
     edges = np.column_stack((np.arange(N) // 2, np.arange(N))).astype(np.uint64)
     yield "sort_records", lambda: _core.sort_records(records)
     yield "join_groups", lambda: _core.join_groups(np.arange(N), edges)
+    text = bytes(np.arange(N) % 251 // 3)
+    yield "suffix_array", lambda: _core.suffix_array(text)
+    yield "repeated_ranges", lambda: _core.repeated_ranges(text, np.array([N]), 50)
     yield "flatten_groups", lambda: _core.flatten_groups(np.arange(N))
 
 

@@ -24,6 +24,7 @@ TESTS = (
     "tests/mdata/dedup/test_runs.py",
     "tests/mdata/cleaning/test_decontaminate.py",
     "tests/mdata/cleaning/test_rules.py",
+    "tests/mdata/dedup/test_substrings.py",
     "tests/mdata/indexed/test_gather.py",
     "tests/mdata/indexed/test_reader.py",
     "tests/mdata/order/test_megatron_order.py",

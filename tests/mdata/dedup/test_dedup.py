@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import itertools
 import json
 import random
 from pathlib import Path
@@ -254,29 +253,6 @@ def test_what_datatrove_keeps(name: str, oracles: Path, tmp_path: Path) -> None:
     dedup(DedupOptions(input=folder / "corpus.jsonl", output=tmp_path / "out"))
     ours = {url for url, removed in zip(urls, _removed(tmp_path / "out"), strict=True) if not removed}
     assert len(ours ^ theirs) <= 0.03 * len(urls)
-
-
-@pytest.mark.parametrize("name", ["main", "second"])
-def test_megatrons_signatures_and_groups(name: str, oracles: Path, tmp_path: Path) -> None:
-    """Its fingerprints; and its groups, which its random main documents happen to find all of."""
-    folder = oracles / "oracle" / "webtext" / name
-    told = json.loads((folder / "megatron.json").read_text())
-    texts = [json.loads(line)["text"] for line in (folder / "corpus.jsonl").read_text().splitlines()]
-    kept = {row["row"]: row.get("text", texts[row["row"]]) for row in told["cleanup"] if row["kept"]}
-    signer = plan.signer_of({"bands": 100, "rows": 1, "unit": "raw", "hash": "murmur3"})
-    keys = signer.sign([kept[int(row)] for row in told["fingerprints"]])[2]
-    for found, hexadecimal in zip(keys.tolist(), told["fingerprints"].values(), strict=True):
-        minima = np.frombuffer(bytes.fromhex(hexadecimal), "<u4").astype(np.uint64)
-        assert found == [_core.xxh64(value.tobytes()) for value in minima]
-    path = _write(tmp_path / "a.jsonl", list(kept.values()))
-    for jaccard, least in itertools.product(("union", "min", "max"), (0.7, 0.9)):
-        out = tmp_path / f"{jaccard}-{least}"
-        changes = {**plan.COMPATIBLE["megatron"], "jaccard": jaccard, "verify": least}
-        dedup(DedupOptions(input=path, output=out, workers=1, **changes))
-        lines = [json.loads(line) for line in (out / "clusters.jsonl").read_text().splitlines()]
-        rows = list(kept)
-        groups = {frozenset(rows[row - 1] for _, row in (line["kept"], *line["removed"])) for line in lines}
-        assert groups == {frozenset(group) for group in told[f"groups_{jaccard}_-1_{least}"]}
 
 
 def test_sha1_is_the_librarys() -> None:

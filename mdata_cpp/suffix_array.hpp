@@ -1,0 +1,165 @@
+// Repeated substrings of texts, from a suffix array built by induced sorting (Nong, Zhang and Chan, 2009).
+//
+// 4 bytes for each byte of text, and less than as much again while it is built; texts of less than 2^31 bytes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+namespace mdata::suffixes {
+
+using Index = std::int32_t;
+
+// Fills `suffixes` with the positions of `text`, whose symbols are below `alphabet`, in the order of what begins there.
+template <typename Symbol>
+void induced_sort(std::span<const Symbol> text, std::size_t alphabet, std::span<Index> suffixes) {
+    const auto size = static_cast<Index>(text.size());
+    if (size == 0) return;
+    if (size == 1) {
+        suffixes[0] = 0;
+        return;
+    }
+    const auto at = [&](Index position) { return static_cast<std::size_t>(text[static_cast<std::size_t>(position)]); };
+    const auto place = [&](std::size_t number) -> Index& { return suffixes[number]; };
+    // Whether a suffix is smaller than the one that begins after it; the end of the text is smaller than all.
+    std::vector<bool> is_small(text.size());
+    for (Index position = size - 2; position >= 0; --position) {
+        const std::size_t here = at(position), next = at(position + 1);
+        is_small[static_cast<std::size_t>(position)] =
+            here < next || (here == next && is_small[static_cast<std::size_t>(position) + 1]);
+    }
+    const auto is_leftmost = [&](Index position) {
+        const auto here = static_cast<std::size_t>(position);
+        return position > 0 && is_small[here] && !is_small[here - 1];
+    };
+    std::vector<Index> counts(alphabet + 1);
+    for (const Symbol symbol : text) ++counts[static_cast<std::size_t>(symbol) + 1];
+    for (std::size_t symbol = 0; symbol < alphabet; ++symbol) counts[symbol + 1] += counts[symbol];
+    // From the sorted leftmost small suffixes to all: first the large ones, left to right, then the small ones.
+    std::vector<Index> heads, tails;
+    const auto induce = [&](std::span<const Index> leftmost) {
+        std::fill(suffixes.begin(), suffixes.end(), -1);
+        tails.assign(counts.begin() + 1, counts.end());
+        for (std::size_t number = leftmost.size(); number-- > 0;)
+            place(static_cast<std::size_t>(--tails[at(leftmost[number])])) = leftmost[number];
+        heads.assign(counts.begin(), counts.end() - 1);
+        const auto push_large = [&](Index position) {
+            if (position >= 0 && !is_small[static_cast<std::size_t>(position)])
+                place(static_cast<std::size_t>(heads[at(position)]++)) = position;
+        };
+        push_large(size - 1);
+        for (std::size_t number = 0; number < suffixes.size(); ++number)
+            if (place(number) > 0) push_large(place(number) - 1);
+        tails.assign(counts.begin() + 1, counts.end());
+        for (std::size_t number = suffixes.size(); number-- > 0;) {
+            const Index before = place(number) - 1;
+            if (before >= 0 && is_small[static_cast<std::size_t>(before)])
+                place(static_cast<std::size_t>(--tails[at(before)])) = before;
+        }
+    };
+    std::vector<Index> leftmost;
+    for (Index position = 1; position < size; ++position)
+        if (is_leftmost(position)) leftmost.push_back(position);
+    induce(leftmost);
+    if (leftmost.size() < 2) return;
+    // Each substring from one leftmost small suffix to the next gets a number, in their order.
+    std::vector<Index> sorted;
+    sorted.reserve(leftmost.size());
+    for (const Index position : suffixes)
+        if (is_leftmost(position)) sorted.push_back(position);
+    std::vector<Index> number_of(text.size() / 2 + 1, -1);  // of the substring that begins at twice this, or one more
+    const auto end_of = [&](Index position) {
+        for (++position; position < size; ++position)
+            if (is_leftmost(position)) return position + 1;
+        return size;
+    };
+    Index number = 0;
+    for (std::size_t each = 0; each < sorted.size(); ++each) {
+        if (each > 0) {
+            const Index one = sorted[each - 1], other = sorted[each];
+            const Index one_end = end_of(one), other_end = end_of(other);
+            const bool are_equal =
+                one_end != size && other_end != size && one_end - one == other_end - other &&  // the end is unique
+                std::equal(text.begin() + one, text.begin() + one_end, text.begin() + other);
+            number += are_equal ? 0 : 1;
+        }
+        number_of[static_cast<std::size_t>(sorted[each] / 2)] = number;
+    }
+    std::vector<Index> names, order(leftmost.size());
+    names.reserve(leftmost.size());
+    for (const Index position : leftmost) names.push_back(number_of[static_cast<std::size_t>(position / 2)]);
+    number_of = {}, sorted = {};
+    induced_sort<Index>(names, static_cast<std::size_t>(number) + 1, order);
+    std::vector<Index> in_order(leftmost.size());
+    for (std::size_t each = 0; each < order.size(); ++each)
+        in_order[each] = leftmost[static_cast<std::size_t>(order[each])];
+    induce(in_order);
+}
+
+// The suffix array of a text of less than 2^31 bytes.
+inline std::vector<Index> suffix_array(std::span<const std::uint8_t> text) {
+    if (text.size() >= static_cast<std::size_t>(std::numeric_limits<Index>::max()))
+        throw std::length_error("a suffix array holds less than 2^31 bytes");
+    std::vector<Index> suffixes(text.size());
+    induced_sort<std::uint8_t>(text, 256, suffixes);
+    return suffixes;
+}
+
+// The bytes that repeat earlier ones: ranges [begin, end) of `text`, rising and apart. Of substrings of `length` bytes that
+// are equal, all bytes are in one but those of the earliest, which a later one may overlap. Substrings lie inside one of
+// the documents that end at `ends`.
+inline std::vector<std::int64_t> repeated_ranges(std::span<const std::uint8_t> text, std::span<const std::int64_t> ends,
+                                                 std::size_t length) {
+    if (length == 0) throw std::invalid_argument("a substring has at least one byte");
+    if (!ends.empty() && (!std::is_sorted(ends.begin(), ends.end()) || ends.front() < 0 ||
+                          static_cast<std::size_t>(ends.back()) > text.size()))
+        throw std::invalid_argument("documents end one after the other, inside the text");
+    const std::vector<Index> suffixes = suffix_array(text);
+    std::vector<bool> repeats(text.size());  // whether a whole substring begins there that repeats an earlier one
+    std::vector<bool> is_rest(text.size());  // of a substring that overlaps with the earliest
+    std::vector<bool> is_inside(text.size());
+    std::int64_t begin = 0;
+    for (const std::int64_t end : ends) {
+        for (std::int64_t at = begin; at + static_cast<std::int64_t>(length) <= end; ++at)
+            is_inside[static_cast<std::size_t>(at)] = true;
+        begin = end;
+    }
+    const auto same = [&](Index one, Index other) {
+        return std::memcmp(&text[static_cast<std::size_t>(one)], &text[static_cast<std::size_t>(other)], length) == 0;
+    };
+    const auto size = static_cast<Index>(length);
+    for (std::size_t begin_at = 0, end_at = 0; begin_at < suffixes.size(); begin_at = end_at) {
+        // Equal substrings are neighbours; those that reach into the next document may lie between them.
+        Index first = -1, before = -1;
+        std::size_t members = 0;
+        for (end_at = begin_at; end_at < suffixes.size(); ++end_at) {
+            const Index position = suffixes[end_at];
+            if (!is_inside[static_cast<std::size_t>(position)]) continue;
+            if (before >= 0 && !same(before, position)) break;
+            first = before < 0 ? position : std::min(first, position);
+            before = position, ++members;
+        }
+        for (std::size_t number = begin_at; members > 1 && number < end_at; ++number) {
+            const Index position = suffixes[number];
+            if (!is_inside[static_cast<std::size_t>(position)] || position == first) continue;
+            if (position - first >= size) repeats[static_cast<std::size_t>(position)] = true;
+            else
+                for (Index at = first + size; at < position + size; ++at) is_rest[static_cast<std::size_t>(at)] = true;
+        }
+    }
+    std::vector<std::int64_t> ranges;
+    for (std::size_t at = 0; at < text.size(); ++at) {
+        if (!repeats[at] && !is_rest[at]) continue;
+        const auto from = static_cast<std::int64_t>(at), to = from + (repeats[at] ? static_cast<std::int64_t>(length) : 1);
+        if (!ranges.empty() && from <= ranges.back()) ranges.back() = std::max(ranges.back(), to);
+        else ranges.push_back(from), ranges.push_back(to);
+    }
+    return ranges;
+}
+
+}  // namespace mdata::suffixes
