@@ -23,10 +23,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mdata.dedup.dropping import drop, text_path
+from mdata.dedup.dropping import drop
 from mdata.dedup.grouping import group, result_counts
 from mdata.dedup.matching import match, verify, write_sets
-from mdata.dedup.plan import LOCK, DedupJob, DedupOptions, Stage
+from mdata.dedup.plan import LOCK, DedupJob, DedupOptions, Stage, text_path
 from mdata.dedup.signing import sign
 from mdata.dedup.substrings import cut_substrings
 from mdata.errors import UsageError, os_errors_named

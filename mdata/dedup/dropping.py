@@ -7,13 +7,12 @@ columns. A part is one file, a zstd frame for each chunk, so that its bytes do n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import orjson
 import zstandard
 
-from mdata.dedup.plan import DedupJob
+from mdata.dedup.plan import DedupJob, text_path
 from mdata.dedup.row_set import RowSet
 from mdata.dedup.signing import in_threads
 from mdata.errors import UsageError
@@ -24,13 +23,7 @@ from mdata.sources.parse import parse
 from mdata.sources.sections import PartNumber
 from mdata.util import atomic_io
 
-TEXT = "text"
 _LEVEL = 3
-
-
-def text_path(folder: Path, task: PartNumber) -> Path:
-    """The file of a part."""
-    return folder / TEXT / f"{task.number:05}-of-{task.count:05}.jsonl.zst"
 
 
 def drop(job: DedupJob, task: PartNumber, progress: Progress) -> None:

@@ -28,7 +28,7 @@ from mdata.sources.input_files import STDIN, SourceFile, find_inputs
 from mdata.sources.record_batch import ReadSpec
 from mdata.sources.sections import PartNumber, files_of_part
 
-WORK, LOCK, CLUSTERS = ".work", ".lock", "clusters.jsonl"
+WORK, LOCK, CLUSTERS, TEXT = ".work", ".lock", "clusters.jsonl", "text"
 BLOCK_BYTES = 1 << 22  # of a chunk, as in preprocess
 _PRIME = (1 << 61) - 1
 _SEED = 1  # of the permutations, as datatrove's
@@ -267,6 +267,11 @@ class DedupJob:
 def done_name(stage: str, task: PartNumber) -> str:
     """The name of a done-file."""
     return f"{stage}-{task.number:05}-of-{task.count:05}.json"
+
+
+def text_path(folder: Path, task: PartNumber) -> Path:
+    """The file for the text of a part."""
+    return folder / TEXT / f"{task.number:05}-of-{task.count:05}.jsonl.zst"
 
 
 def finished_job(folder: Path) -> str | None:

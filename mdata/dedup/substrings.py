@@ -18,8 +18,7 @@ import orjson
 import zstandard
 
 from mdata import _core
-from mdata.dedup.dropping import text_path
-from mdata.dedup.plan import DedupJob
+from mdata.dedup.plan import DedupJob, text_path
 from mdata.dedup.signing import in_threads
 from mdata.errors import UsageError
 from mdata.progress import Progress

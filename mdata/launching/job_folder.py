@@ -20,8 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from mdata.dedup.dropping import text_path
-from mdata.dedup.plan import WORK, done_name, finished_job
+from mdata.dedup.plan import WORK, done_name, finished_job, text_path
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import is_address, parse_address
 from mdata.preprocessing.parts import part_name, part_prefix
