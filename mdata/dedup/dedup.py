@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mdata.dedup.dropping import drop
 from mdata.dedup.grouping import group, result_counts
 from mdata.dedup.matching import match, verify, write_sets
-from mdata.dedup.plan import LOCK, DedupJob, DedupOptions, Stage, text_path
+from mdata.dedup.plan import LOCK, SUBSTRING, DedupJob, DedupOptions, Stage, text_path
 from mdata.dedup.signing import sign
 from mdata.dedup.substrings import cut_substrings
 from mdata.errors import UsageError, os_errors_named
@@ -104,6 +105,8 @@ def run_stage(options: DedupOptions, stage: Stage, progress: Progress = SILENT) 
         if stage == "substring":
             path = text_path(job.folder, options.shard)
             path.parent.mkdir(parents=True, exist_ok=True)
+            job.is_finished()
+            _say_once(job.folder / SUBSTRING, {"job": job.name, "made_of": job.identity})
             with file_lock.hold(path.with_suffix(".lock"), remove=True):
                 cut_substrings(job, options.shard, progress)
             return None
@@ -139,11 +142,15 @@ def _writing(job: DedupJob) -> Iterator[None]:
 def _begin(job: DedupJob) -> None:
     """Make the folder of the job, and say there what it is."""
     job.work.mkdir(parents=True, exist_ok=True)
-    path = job.work / "job.json"
+    _say_once(job.work / "job.json", job.identity)
+
+
+def _say_once(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write a file that all tasks would write, unless it is there; they begin side by side."""
     if not path.exists():
-        with file_lock.wait_for(path.with_suffix(".lock")):  # tasks begin side by side
+        with file_lock.wait_for(path.with_suffix(".lock")):
             if not path.exists():
-                atomic_io.atomic_write(path, json.dumps(job.identity).encode())
+                atomic_io.atomic_write(path, json.dumps(facts).encode())
 
 
 def _remove_work(job: DedupJob) -> None:

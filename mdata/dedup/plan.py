@@ -28,7 +28,7 @@ from mdata.sources.input_files import STDIN, SourceFile, find_inputs
 from mdata.sources.record_batch import ReadSpec
 from mdata.sources.sections import PartNumber, files_of_part
 
-WORK, LOCK, CLUSTERS, TEXT = ".work", ".lock", "clusters.jsonl", "text"
+WORK, LOCK, CLUSTERS, TEXT, SUBSTRING = ".work", ".lock", "clusters.jsonl", "text", "substring.json"
 BLOCK_BYTES = 1 << 22  # of a chunk, as in preprocess
 _PRIME = (1 << 61) - 1
 _SEED = 1  # of the permutations, as datatrove's
@@ -122,7 +122,8 @@ class DedupOptions:
         near = ("rows", "ngram", "unit", "hash", "jaccard", "join_equal") if self.bands else ("unit",)
         names = ("json_key", "input_format", "text_documents", "bands", *near)
         verify = {"verify": float(self.verify)} if self.bands else {}
-        return {**{name: getattr(self, name) for name in names}, **verify}
+        substring = {"substring": self.substring} if self.substring else {}
+        return {**{name: getattr(self, name) for name in names}, **verify, **substring}
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -202,6 +203,13 @@ class DedupJob:
         Raises:
             UsageError: the folder holds another result.
         """
+        path = self.folder / SUBSTRING
+        if path.exists() and read_facts(path)["job"] != self.name:
+            raise UsageError(
+                f"{self.folder} holds the text of another mdata dedup --substring",
+                found="other input or options",
+                fix="give another --output, or remove it",
+            )
         path = self.folder / FACTS
         if not path.exists():
             return False

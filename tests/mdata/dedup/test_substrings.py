@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from cli.mdata import main
 from mdata import UsageError, _core
 from mdata.dedup import substrings
-from mdata.dedup.dedup import run_stage
+from mdata.dedup.dedup import dedup, run_stage
 from mdata.dedup.plan import DedupOptions
 from tests.helpers.examples import examples
 
@@ -75,6 +76,20 @@ def test_later_copies_are_cut_out_and_the_rest_stays(tmp_path: Path, capsys: pyt
     assert made[0] == rows[0] and made[1]["text"].replace(" ", "") == "ishere;,too"
     # A text that repeats itself every six bytes: the first 20, up to a whole character, stay.
     assert made[2]["text"] == "\u4e2d\u6587" * 3 + "\u4e2d" and made[3]["text"] == "x"
+
+
+def test_a_result_of_other_options_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\n\ntwo and three\n\n")
+    options = DedupOptions(input=path, output=tmp_path / "out", substring=20)
+    assert run_stage(options, "substring") is None and run_stage(options, "substring") is None
+    for other in (replace(options, substring=30), replace(options, substring=0)):
+        with pytest.raises(UsageError, match=r"holds the text of another mdata dedup --substring"):
+            run_stage(other, other.stages[0])
+    made = replace(options, substring=0, output=tmp_path / "groups")
+    dedup(made)
+    with pytest.raises(UsageError, match="different substring"):
+        run_stage(replace(made, substring=20), "substring")
 
 
 def test_text_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
