@@ -43,6 +43,7 @@ from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
 from mdata.sources.folder_files import PathFilter
 from mdata.sources.input_files import ENDINGS, STDIN, SourceFile, check_unchanged, find_inputs
 from mdata.sources.jsonl import split_lines
+from mdata.sources.parquet import footer_of
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import BadRow, ReadSpec
 from mdata.sources.row_filter import parse_filter
@@ -364,6 +365,7 @@ class _State:
     output: SyncPoint | None = None
     removed: SyncPoint | None = None
     rows: SyncPoint | None = None
+    chunks: SyncPoint | None = None
     quarantine: SyncPoint | None = None
 
 
@@ -482,7 +484,7 @@ class _TextJob:
                 self.progress.note("continuing an interrupted run")
                 record["files"] = [ReadFile(**file) for file in record["files"]]
                 record |= {name: Counter(record[name]) for name in ("reasons", "counts")}
-                for name in ("output", "removed", "rows", "quarantine"):
+                for name in ("output", "removed", "rows", "chunks", "quarantine"):
                     record[name] = record[name] and SyncPoint(*record[name])
                 return _State(**record)
             self.progress.note("the interrupted run in this folder was of other input or options; starting over")
@@ -529,8 +531,8 @@ class _TextJob:
         facts = {"made_by": f"mdata {__version__}", "made_of": self.made_of}
         if self.options.rows_only:
             gone = np.fromfile(atomic_io.partial_path(self.scratch / "rows"), np.uint8).view(np.bool_)
-            no_chunks = np.empty(0, CHUNK)  # so preprocess can skip rows of whole files only, not of sections
-            write_row_set(self.folder, state.files, gone, chunks=no_chunks, chunk_bytes=BLOCK_BYTES, facts=facts)
+            read = np.fromfile(atomic_io.partial_path(self.scratch / "chunks"), CHUNK)
+            write_row_set(self.folder, state.files, gone, chunks=read, chunk_bytes=BLOCK_BYTES, facts=facts)
         outputs = self.names if self.writes else []
         files = [asdict(file) | {"output": name} for file, name in zip(state.files, outputs, strict=False)]
         text = json.dumps({**facts, "result": result, "files": files}, indent=1) + "\n"
@@ -548,6 +550,7 @@ class _Writer:
         self.policy = BadRowPolicy(options, job.progress, resume=state.quarantine)
         self.removed = AppendFile(Path(options.removed), state.removed) if options.removed else None
         self.rows = AppendFile(job.scratch / "rows", state.rows) if options.rows_only else None
+        self.chunks = AppendFile(job.scratch / "chunks", state.chunks) if options.rows_only else None
         self.output: AppendFile | None = None
         if state.files and not state.files[-1].hash and job.writes:
             self.output = AppendFile(job.scratch / job.names[len(state.files) - 1], state.output)
@@ -582,7 +585,7 @@ class _Writer:
         job.progress.end()
 
     def close(self) -> None:
-        for file in (self.output, self.removed, self.rows):
+        for file in (self.output, self.removed, self.rows, self.chunks):
             if file is not None:
                 file.close()
         self.policy.close(keep=True)
@@ -593,7 +596,8 @@ class _Writer:
         while len(state.files) < count:
             self._end_last()
             file = self.job.files[len(state.files)]
-            state.files.append(ReadFile(path_of(file), file.size_bytes, 0, ""))
+            footer = footer_of(file)[0] if file.format == "parquet" and self.job.options.rows_only else ""
+            state.files.append(ReadFile(path_of(file), file.size_bytes, 0, "", footer=footer))
             if self.job.writes:
                 self.output = AppendFile(self.job.scratch / self.job.names[len(state.files) - 1])
 
@@ -616,13 +620,13 @@ class _Writer:
             state.bad += 1
         if self.output is not None:
             self.output.append(edited.output)
-        if self.rows is not None:
+        if self.rows is not None and self.chunks is not None:
             self.rows.append(edited.gone.view(np.uint8))
+            self.chunks.append(np.array([(edited.rows, edited.digest)], CHUNK))
         if self.removed is not None:
             self.removed.append(b"".join(self._removed_lines(edited)))
-        state.files[-1] = replace(
-            file, rows=file.rows + edited.rows, removed=file.removed + sum(edited.reasons.values())
-        )
+        removed = file.removed + sum(edited.reasons.values())
+        state.files[-1] = replace(file, rows=file.rows + edited.rows, removed=removed, chunks=file.chunks + 1)
         state.digests.append(edited.digest.hex())
         state.filtered += edited.filtered
         state.changed += edited.changed
@@ -642,6 +646,7 @@ class _Writer:
             state.output = self.output.sync()
         state.removed = self.removed.sync() if self.removed else None
         state.rows = self.rows.sync() if self.rows else None
+        state.chunks = self.chunks.sync() if self.chunks else None
         state.quarantine = self.policy.quarantine.sync() if self.policy.quarantine else None
         self.job.save(state)
         self.due = time.monotonic() + _CHECKPOINT_S

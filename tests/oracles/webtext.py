@@ -1,11 +1,10 @@
 """`python -m tests.oracles.webtext FOLDER`: compare a folder of the form of oracle/webtext with the product.
 
 FOLDER holds corpus.jsonl and its results, or folders that do. A line for each kind, then `N of M cases equal`; exit
-code 0 only if all are. A kind of a later part is listed as waiting and not counted. An unknown kind, a case that cannot
-be read and an empty folder are failures.
+code 0 only if all are. An unknown kind, a case that cannot be read and an empty folder are failures.
 
 Words are our own, so results that depend on datatrove's are compared by the share of equal rows: kept rows by
-LEAST_KEPT, verdicts of filters by LEAST_VERDICTS. Signatures by SHA-1 are made here, from our words.
+LEAST_KEPT, verdicts of filters by LEAST_VERDICTS.
 
 Cleanup needs ftfy and langdetect, URLs need tldextract: the extra [web]. GPT-2's vocabulary is read from the oracle
 folder (MDATA_ORACLES).
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mdata import MdataError, _core
 from mdata.cleaning import openwebtext, rules
@@ -36,8 +34,8 @@ from mdata.cleaning.languages import load_identifier
 from mdata.cleaning.openwebtext_ngrams import OpenWebTextNgrams
 from mdata.cleaning.text_job import TextJobOptions
 from mdata.cleaning.urls import UrlFilter, UrlRules
-from mdata.dedup.dedup import DedupOptions, dedup
-from mdata.dedup.plan import permutations
+from mdata.dedup.dedup import dedup
+from mdata.dedup.plan import COMPATIBLE, DedupOptions, signer_of
 from mdata.dedup.row_set import RowSet
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
@@ -46,8 +44,6 @@ from tests.conftest import oracle_folder
 LEAST_KEPT, LEAST_VERDICTS = 0.97, 0.98
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
 KINDS = ("kept", "groups", "filters", "ngrams", "urls", "cleanup")
-LATER: Mapping[str, int] = {"groups": 21}
-_PRIME = np.uint64((1 << 61) - 1)
 _MINHASH = re.compile(r"minhash_(sha1_32|sha1_64|xxhash64)_(\d+)x(\d+)(?:_n(\d+))?")
 
 
@@ -57,7 +53,6 @@ class Case(NamedTuple):
     kind: str
     name: str
     compare: Callable[[], str]
-    waiting: int = 0  # the part that will have it
 
 
 class Folder:
@@ -98,43 +93,67 @@ def _kept(folder: Folder, path: Path) -> str:
     if match is None:
         raise ValueError(f"the name {path.stem} names no hash, bands and rows")
     wanted = set(folder.json(path.name)["kept"])
-    options = {"bands": int(match[2]), "rows": int(match[3]), "ngram": int(match[4] or 5)}
-    if match[1] == "xxhash64":
-        found = _kept_by_dedup(folder, **options)
-    else:
-        found = _kept_by_sha1(folder.texts, bits=int(match[1][-2:]), **options)
+    changes = {"hash": match[1].replace("_", "-"), "bands": int(match[2]), "rows": int(match[3])}
+    options = {**COMPATIBLE["datatrove"], **changes, "ngram": int(match[4] or 5)}
+    with tempfile.TemporaryDirectory() as work:
+        dedup(DedupOptions(input=_written(folder.texts, Path(work)), output=Path(work) / "out", workers=1, **options))
+        found = ~RowSet.open(Path(work) / "out").removed[0]
     return _share_of_equal(found.tolist(), [row["url"] in wanted for row in folder.rows], LEAST_KEPT)
 
 
-def _kept_by_dedup(folder: Folder, **options: int) -> npt.NDArray[np.bool_]:
+def _written(texts: Sequence[str], folder: Path) -> Path:
+    path = folder / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def groups(folder: Folder, name: str) -> Iterator[Case]:
+    yield Case("groups", f"{folder.root.name}/{name}", functools.partial(_groups, folder, name))
+
+
+def _groups(folder: Folder, name: str) -> str:
+    """Groups and pairs of the rows that cleanup keeps; of `deduped`, whose survivors are chance, how many it has."""
+    rows = {row["row"]: row.get("text", folder.texts[row["row"]]) for row in folder.megatron["cleanup"] if row["kept"]}
+    told, (kind, *parts) = folder.megatron[name], name.split("_")
+    if kind in ("lsh", "fingerprints"):
+        return _fingerprints(folder, rows)
+    measure, least = (parts[0], float(parts[2]) if kind == "groups" else 0.5) if parts else ("union", 0.7)
+    changes = {**COMPATIBLE["megatron"], "jaccard": measure, "verify": least}
     with tempfile.TemporaryDirectory() as work:
-        texts = Path(work) / "texts.jsonl"
-        texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in folder.texts))
-        dedup(DedupOptions(input=texts, output=Path(work) / "repeats", workers=1, **options))
-        return ~RowSet.open(Path(work) / "repeats").removed[0]
+        texts = _written(list(rows.values()), Path(work))
+        dedup(DedupOptions(input=texts, output=Path(work) / "out", workers=1, **changes))
+        lines = [json.loads(line) for line in (Path(work) / "out/clusters.jsonl").read_text().splitlines()]
+    numbers = list(rows)
+    found = sorted(sorted(numbers[row - 1] for _, row in (line["kept"], *line["removed"])) for line in lines)
+    if kind == "deduped":
+        return _differing(len(rows) - sum(len(group) - 1 for group in found), len(told))
+    if kind == "pairs":  # each one is found again as a group, joined
+        parents = np.arange(1 + max(rows))
+        pairs = np.array([pair[:2] for pair in told], np.uint64).reshape(-1, 2)
+        _core.join_groups(parents, pairs)
+        while not np.array_equal(above := parents[parents], parents):
+            parents = above
+        joined = dict[int, list[int]]()
+        for row in rows:
+            joined.setdefault(int(parents[row]), []).append(row)
+        told = [group for group in joined.values() if len(group) > 1]
+    return _differing(found, sorted(sorted(group) for group in told))
 
 
-def _kept_by_sha1(texts: list[str], *, bits: int, bands: int, rows: int, ngram: int) -> npt.NDArray[np.bool_]:
-    """Documents without an earlier one with an equal band, or with equal words."""
-    a, b = permutations(bands * rows)
-    forms, ends, _, _ = _core.MinHashSigner(a, b, rows=rows, ngram=ngram).sign(texts)
-    parents, first = np.arange(len(texts)), dict[Any, int]()
-    begin, edges = 0, []
-    for number, end in enumerate(ends.tolist()):
-        words = forms[begin:end].split(b" ")
-        keys: list[Any] = [forms[begin:end] or texts[number]]
-        begin = end
-        grams = [b" ".join(words[at : at + ngram]) for at in range(len(words) - ngram + 1)]
-        if grams and words != [b""]:
-            digests = [hashlib.sha1(gram).digest()[: bits // 8] for gram in grams]
-            hashes = np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)
-            with np.errstate(over="ignore"):
-                values = (hashes[:, None] * a + b) % _PRIME
-            values = values & np.uint64((1 << 32) - 1) if bits == 32 else values
-            keys += [(band, *part.tolist()) for band, part in enumerate(np.split(values.min(axis=0), bands))]
-        edges += [(first.setdefault(key, number), number) for key in keys]
-    _core.join_groups(parents, np.array([edge for edge in edges if edge[0] != edge[1]], np.uint64).reshape(-1, 2))
-    return parents == np.arange(len(texts))
+def _differing(found: Any, wanted: Any) -> str:
+    return "" if found == wanted else f"{str(found)[:200]} instead of {str(wanted)[:200]}"
+
+
+def _fingerprints(folder: Folder, rows: Mapping[int, str]) -> str:
+    """Minima of the first rows, whose hashes depend on the seeds."""
+    signer = signer_of({"bands": 100, "rows": 1, "unit": "raw", "hash": "murmur3"})
+    told = folder.megatron["fingerprints"]
+    keys = signer.sign([rows[int(row)] for row in told])[2]
+    for row, found, hexadecimal in zip(told, keys.tolist(), told.values(), strict=True):
+        minima = np.frombuffer(bytes.fromhex(hexadecimal), "<u4").astype(np.uint64)
+        if found != [_core.xxh64(value.tobytes()) for value in minima]:
+            return f"row {row}: other minima"
+    return ""
 
 
 def _share_of_equal(found: Sequence[Any], wanted: Sequence[Any], least: float) -> str:
@@ -355,6 +374,7 @@ _OF_MEGATRON: Mapping[str, tuple[str, ...]] = {
 }
 
 _COMPARED: Mapping[str, Callable[[Folder, str], Iterator[Case]]] = {
+    "groups": groups,
     "urls": urls,
     "cleanup": cleanup,
     "ngrams": ngrams,
@@ -392,14 +412,8 @@ def _cases(folder: Folder, file: Path) -> Iterator[Case]:
             kind = next((kind for kind, begins in _OF_MEGATRON.items() if key.startswith(begins)), None)
             if kind is None:
                 yield Case(key, f"{folder.root.name}/{key}", functools.partial(_unknown, key))
-            elif kind in _COMPARED:
-                yield from _COMPARED[kind](folder, key)
             else:
-                yield Case(kind, f"{folder.root.name}/{key}", _nothing, LATER[kind])
-
-
-def _nothing() -> str:
-    return ""
+                yield from _COMPARED[kind](folder, key)
 
 
 def _unknown(kind: str) -> str:
@@ -419,12 +433,7 @@ def compare(root: Path, kinds: Sequence[str], *, say: Callable[[str], None], tel
     cases = [case for case in cases_of(root) if not kinds or case.kind in kinds]
     equal = total = 0
     for kind in sorted({case.kind for case in cases}, key=lambda kind: ((*KINDS, kind).index(kind), kind)):
-        of_kind = [case for case in cases if case.kind == kind]
-        if later := [case for case in of_kind if case.waiting]:
-            say(f"waiting: {kind} (part {later[0].waiting}), {len(later)} cases")
-        compared = [case for case in of_kind if not case.waiting]
-        if not compared:
-            continue
+        compared = [case for case in cases if case.kind == kind]
         reasons = [(case, _reason(case)) for case in compared]
         right = sum(not reason for _, reason in reasons)
         for case, reason in [pair for pair in reasons if pair[1]][:5]:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from mdata.cleaning.steps import Cleaner, CleanRules
 from mdata.cleaning.text_job import TextJobOptions
 from mdata.dedup.row_set import RowSet
 from mdata.errors import BadInputError, ResourceError, UsageError
+from mdata.preprocessing.preprocess_options import PreprocessOptions
+from mdata.preprocessing.run import preprocess
 from tests.helpers.failures import durable_calls
 
 RULES = CleanRules(steps=("collapse", "length", "punctuation"), length=LengthRules(min_words=3, max_characters=5000))
@@ -226,6 +229,26 @@ def test_files_of_one_name_get_numbers(tmp_path):
         write(tmp_path / folder / "a.jsonl", ["one two three"])
     run([tmp_path / "x", tmp_path / "y"], tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").glob("*.jsonl")) == ["00000-a.jsonl", "00001-a.jsonl"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_part_of_preprocess_skips_removed_rows(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(text_job, "BLOCK_BYTES", 4000)
+    rows = texts(300)
+    source = write(tmp_path / "a.jsonl", rows)
+    if kind == "parquet":
+        source = tmp_path / "a.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"text": rows}), source, row_group_size=50)
+    run(source, tmp_path / "skip", DROPS, rows_only=True)
+    options = PreprocessOptions(
+        input=source, output_prefix=str(tmp_path / "p"), tokenizer_type="ByteTokenizer", workers=1, chunk_bytes=4000,
+        skip_rows=tmp_path / "skip",
+    )  # fmt: skip
+    for number in (1, 2, 3):
+        preprocess(replace(options, shard=f"{number}/3"))
+    manifests = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("p-*_document.json"))]
+    kept = sum(not reason for reason in Cleaner(DROPS).clean(rows, [])[1])
+    assert sum(shard["documents"] for manifest in manifests for shard in manifest["shards"]) == kept
 
 
 def test_removed_rows_can_be_skipped(tmp_path):
