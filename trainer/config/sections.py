@@ -499,7 +499,7 @@ class MeshSection:
     etp: Positive | None = None  # ranks that share each expert; not set: derived from tp
     expert_dispatch: Literal["auto", "gather", "all_to_all"] = (
         "auto"  # how tokens reach experts of other ranks; all_to_all: only those that need it, but waits for the host;
-        # auto: all_to_all if ep is above top_k
+        # auto: gather up to ep = 2 or top_k / 2
     )
     schedule: Literal["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"] = (
         "1f1b"  # order of forward and backward passes in a pipeline; zb: backward in two halves, for a smaller bubble

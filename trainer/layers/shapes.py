@@ -173,6 +173,13 @@ class MoEShape:
     shared_ffn_hidden_size: int = 0
     shared_gate: bool = False
 
+    def is_gathered(self, ep: int) -> bool:
+        """Whether ep ranks gather all tokens unless told otherwise: where that moves half of an all-to-all, or ep is 2.
+
+        It moves ep - 1 times the tokens, an all-to-all top_k (ep - 1) / ep times; but it has rows for the largest load.
+        """
+        return ep <= max(2, self.top_k // 2)
+
     def has_experts(self, number: int) -> bool:
         """Whether this block has experts; the others have a feed-forward layer."""
         if self.layers:

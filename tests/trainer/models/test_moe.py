@@ -34,6 +34,7 @@ from trainer.models.family import family_of
 from trainer.models.gpt.cost import active_parameters
 from trainer.models.gpt.memory import block_bytes
 from trainer.models.gpt.params import num_parameters
+from trainer.models.gpt.shape import exchanges_tokens
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 from trainer.plan.check import check
@@ -398,3 +399,20 @@ def test_experts_train_in_16_bits(dtype):
     moe, steps = replace(MOE, capacity_factor=0.7), 3 if dtype == "bf16" else 1
     found, exact = (_whole(_config(moe, dtype=each), 1)["losses"][:steps] for each in (dtype, "fp64"))
     np.testing.assert_allclose([loss for loss, _ in found], [loss for loss, _ in exact], rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ep", "top_k", "dispatch", "graphs", "expected"),
+    [
+        (2, 1, "auto", "auto", False),
+        (4, 8, "auto", "auto", False),
+        (8, 8, "auto", "auto", True),
+        (4, 2, "auto", "auto", True),
+        (4, 2, "auto", "on", False),
+        (4, 2, "gather", "auto", False),
+        (2, 8, "all_to_all", "auto", True),
+    ],
+)
+def test_tokens_are_gathered_where_that_moves_little(ep, top_k, dispatch, graphs, expected):
+    config = _config(replace(SIMPLE, num_experts=16, top_k=top_k), ep=ep, expert_dispatch=dispatch)
+    assert exchanges_tokens(replace(config, kernels=replace(config.kernels, cuda_graphs=graphs))) is expected

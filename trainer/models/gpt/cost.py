@@ -238,7 +238,7 @@ def _sent_to_experts(shape: GPTShape, place: Place, *, runs: int, blocks: int) -
         return 0.0
     tokens = 1 / place.tp_size if place.sequence_parallel else 1.0
     gathered = ep - 1.0
-    if ep <= moe.top_k:
+    if moe.is_gathered(ep):
         return tokens * shape.hidden_size * gathered * (2 * runs + 3 * blocks)
     return tokens * shape.hidden_size * moe.top_k * gathered / ep * (2 * runs + 2 * blocks)
 

@@ -100,7 +100,7 @@ def block_bytes(
         inner = rows * (moe.ffn_hidden_size // place.expert_tp[1]) // tokens + moe.shared_ffn_hidden_size // tp
         # Logits, scores and their shares in fp32; of slots their weights, places, and whose they are.
         routing = mine * 4 * moe.num_experts * wide + rows * (2 * wide + 5 * 8)
-        if place.ep_size > moe.top_k:  # received tokens
+        if not moe.is_gathered(place.ep_size):  # received tokens
             routing += round(IMBALANCE * _shared_tokens(place, tokens) * moe.top_k) * shape.hidden_size * element
         routing += mine * shape.hidden_size * element if moe.shared_gate else 0
     sums = mine * shape.hidden_size * (shape.kept_sums + shape.out_norms)
@@ -145,7 +145,7 @@ def expert_rows(moe: MoEShape, place: Place, tokens: int) -> int:
     shared = _shared_tokens(place, tokens)
     if place.ep_size == 1:
         return shared * moe.top_k
-    if place.ep_size > moe.top_k:
+    if not moe.is_gathered(place.ep_size):
         return round(IMBALANCE * shared * moe.top_k)
     return shared * place.ep_size * min(moe.top_k, moe.num_experts // place.ep_size)
 

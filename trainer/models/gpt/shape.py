@@ -320,13 +320,13 @@ def expert_shape(shape: GPTShape) -> MLPShape:
 def exchanges_tokens(config: RunConfig) -> bool:
     """Whether tokens are sent to the ranks of their experts by all-to-all; otherwise all are gathered.
 
-    Gathering moves ep - 1 times the tokens, all-to-all at most top_k (ep - 1) / ep times; CUDA graphs cannot wait for
-    the host, which has to know how many there are.
+    CUDA graphs cannot wait for the host, which has to know how many there are.
     """
     moe, mesh = config.model.moe, config.mesh
     if moe is None or mesh.ep == 1 or mesh.expert_dispatch != "auto":
         return mesh.expert_dispatch == "all_to_all"
-    return mesh.ep > moe.top_k and config.kernels.cuda_graphs != "on"
+    shape = _moe_shape(moe, ffn_hidden_size(config))
+    return not shape.is_gathered(mesh.ep) and config.kernels.cuda_graphs != "on"
 
 
 def kinds(shape: GPTShape) -> tuple[Kind, ...]:
