@@ -28,6 +28,12 @@ COMMANDS = (
     ),
     Command("check", "print every problem of a run's configuration at once", module=".mtrain_check", group=_BEFORE),
     Command("train", "train a model; run the same command again to continue", module=".mtrain_train", group=_RUN),
+    Command(
+        "finetune",
+        "train a model further on conversations or texts: writes a run.toml and runs it",
+        module=".mtrain_finetune",
+        group=_RUN,
+    ),
     Command("launch", "start a run in the background, here or on a cluster", module=".mtrain_launch", group=_RUN),
     Command("status", "show the state of a run", module=".mtrain_status", group=_RUN),
     Command("tail", "print the last lines of a run's log", module=".mtrain_tail", group=_RUN),

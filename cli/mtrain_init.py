@@ -83,6 +83,10 @@ RECIPES = (
 )
 
 
+class NoLayoutError(UsageError):
+    """Every layout of the GPUs lacks memory."""
+
+
 class Draft(NamedTuple):
     """A configuration without its layout, and what the layout depends on."""
 
@@ -113,16 +117,16 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if output.exists() and not arguments.overwrite:
         raise UsageError(f"{output} already exists", fix="give --overwrite, or another --output")
     draft = ask_all(_Questions(arguments, console))
-    config, layout = _with_layout(draft, arguments)
+    config, layout = with_layout(draft, arguments)
     ranks = max(draft.gpus, 1)
     checked = survey(ReadConfig(config, []), ranks, elsewhere=True)  # the file may be for another machine
     if checked.problems:
         raise checked.error("these answers")
-    text = _explained(draft.tables, command=f"mtrain train {output}")
+    text = explained(draft.tables, command=f"mtrain train {output}")
     atomic_io.atomic_write(output, text.encode())
-    ranks_there = f" --ranks {ranks}" if ranks not in (1, _visible_gpus()) else ""
+    ranks_there = f" --ranks {ranks}" if ranks not in (1, visible_gpus()) else ""
     lines = [
-        f"wrote {output}: {_summary(config, layout, ranks)}",
+        f"wrote {output}: {summary(config, layout, ranks)}",
         *(f"on this machine: {text}" for text in checked.here),
     ]
     lines.append(f"next: mtrain check {output}{ranks_there}")
@@ -167,10 +171,10 @@ def ask_all(ask: _Questions) -> Draft:
     from trainer.run.data import open_data
 
     data = ask("data", _data_nearby(), str)
-    opened = None if data == MOCK else open_data(_parsed(_provisional(data)))
+    opened = None if data == MOCK else open_data(parsed(_provisional(data)))
     facts = None if opened is None else opened.facts
     levels = set() if opened is None else {component.corpus.manifest.level for component in opened.train.components}
-    visible = _visible_gpus()
+    visible = visible_gpus()
     size = "bert-base" if levels == {"sentence"} else "350M" if visible else "10M"
     model = ask("model", size, lambda text: model_keys(text, facts))
     kind = _kind(model, levels)
@@ -204,7 +208,7 @@ def ask_all(ask: _Questions) -> Draft:
     if facts is not None and not facts.has_valid:
         tables["data"]["split"] = "99,1,0"
         try:
-            open_data(_parsed(tables))
+            open_data(parsed(tables))
         except UsageError:  # too few documents for a validation set
             del tables["data"]["split"]
     return Draft(tables, gpus, facts)
@@ -330,7 +334,8 @@ def _unused_folder() -> str:
     return next(name for name in names if not Path(name).exists())
 
 
-def _visible_gpus() -> int:
+def visible_gpus() -> int:
+    """GPUs of this machine."""
     import torch
 
     return torch.cuda.device_count()
@@ -347,7 +352,8 @@ def _provisional(data: str) -> Tables:
     }
 
 
-def _parsed(tables: Tables) -> RunConfig:
+def parsed(tables: Tables) -> RunConfig:
+    """The configuration in these tables."""
     config, problems = parse_config(tables)
     if config is None:
         raise problems_error("these answers", problems)
@@ -357,30 +363,30 @@ def _parsed(tables: Tables) -> RunConfig:
 def _parameters(tables: Tables, facts: DataFacts | None) -> int:
     from trainer.plan.plan import make_plan
 
-    return make_plan(_parsed(tables), 1, facts=facts).num_parameters
+    return make_plan(parsed(tables), 1, facts=facts).num_parameters
 
 
-def _with_layout(draft: Draft, arguments: argparse.Namespace) -> tuple[RunConfig, Layout | None]:
+def with_layout(draft: Draft, arguments: argparse.Namespace) -> tuple[RunConfig, Layout | None]:
     """The configuration with the fastest layout that works, whose keys are added to the draft's tables."""
     from trainer.plan.layouts import SHARDINGS, find_layouts, problems_of_every_layout
 
     tables, train = draft.tables, draft.tables["train"]
     if not draft.gpus:
         train["micro_batch"] = math.gcd(train["global_batch"], 8)
-        return _parsed(tables), None
+        return parsed(tables), None
     arguments.gpus = draft.gpus
     hardware = gpus_described(arguments)
     for sharding in SHARDINGS[1:]:
         tables["optimizer"]["sharding"] = sharding
-        layout = find_layouts(_parsed(tables), hardware, facts=draft.facts)[0]
+        layout = find_layouts(parsed(tables), hardware, facts=draft.facts)[0]
         if not layout.problem:
             break
     else:
-        if problems := problems_of_every_layout(_parsed(tables), hardware, facts=draft.facts):
+        if problems := problems_of_every_layout(parsed(tables), hardware, facts=draft.facts):
             raise problems_error("these answers", problems)
         name = f"{draft.gpus} x {hardware.device.name}"
         fix = "give more --gpus or a smaller --model"
-        raise UsageError(f"no layout of {name} works", found=layout.problem, fix=fix)
+        raise NoLayoutError(f"no layout of {name} works", found=layout.problem, fix=fix)
     config = layout.config
     mesh: dict[str, Any] = {"tp": config.mesh.tp, "cp": config.mesh.cp, "pp": config.mesh.pp}
     if config.mesh.pp > 1:
@@ -388,10 +394,10 @@ def _with_layout(draft: Draft, arguments: argparse.Namespace) -> tuple[RunConfig
     tables["mesh"] = {**mesh, "sequence_parallel": config.mesh.sequence_parallel}
     tables["recompute"] = {"mode": config.recompute.mode}
     train["micro_batch"] = config.train.micro_batch
-    return _parsed(tables), layout
+    return parsed(tables), layout
 
 
-def _explained(tables: Tables, *, command: str) -> str:
+def explained(tables: Tables, *, command: str) -> str:
     """The configuration as TOML, each key with its description."""
     import tomli_w
 
@@ -399,16 +405,26 @@ def _explained(tables: Tables, *, command: str) -> str:
 
     comments, sections = {key.name: key.comment for key in describe()}, section_texts()
     lines = [f"# Start, and continue, with: {command}", "# Every other setting: mtrain config"]
-    for section, keys in tables.items():
-        if not keys:
+    nested = {
+        name: keys
+        for section, table in tables.items()
+        for name, keys in (
+            (section, table),
+            *((f"{section}.{key}", value) for key, value in table.items() if f"{section}.{key}" in sections),
+        )
+    }
+    for section, keys in nested.items():
+        own = {key: value for key, value in keys.items() if f"{section}.{key}" in comments}
+        if not own:
             continue
         lines += ["", f"# {sections[section]}", f"[{section}]"]
-        for key, value in keys.items():
-            lines.append(f"{tomli_w.dumps({key: value}).strip()}  # {comments[f'{section}.{key}']}")
+        for key, value in own.items():
+            text = " ".join(tomli_w.dumps({key: value}).split())
+            lines.append(f"{text}  # {comments[f'{section}.{key}']}")
     return "\n".join(lines) + "\n"
 
 
-def _summary(config: RunConfig, layout: Layout | None, ranks: int) -> str:
+def summary(config: RunConfig, layout: Layout | None, ranks: int) -> str:
     """One line: model, length, layout and, on GPUs, the estimated speed."""
     from trainer.plan.plan import make_plan
     from trainer.run.data import open_data

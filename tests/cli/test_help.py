@@ -23,7 +23,7 @@ NOT_RUN = {
     "mtrain prove": 2, "mtrain track": 2, "mtrain report": 2, "mtrain generate": 2, "mtrain eval": 2,
     "mtrain serve": 2, "mtrain chat": 2, "mtrain client": 2,
     "mtrain logits": 2, "mtrain convert": 2, "mtrain inspect": 2,
-    "mtrain launch": 2, "mtrain status": 2, "mtrain tail": 2, "mtrain stop": 2, "mtrain skip": 2,
+    "mtrain finetune": 2, "mtrain launch": 2, "mtrain status": 2, "mtrain tail": 2, "mtrain stop": 2, "mtrain skip": 2,
     "mtrain config --from-megatron": 1, "mtrain plan run.toml --gpus": 1,
 }  # fmt: skip
 RUN = """

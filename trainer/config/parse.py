@@ -86,7 +86,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> ReadConfig:
     """
     tables, moved = with_moved_keys(_read_toml(Path(path)))
     moved += [old for text in overrides if (old := text.partition("=")[0].strip()) in MOVED_KEYS]
-    problems = [problem for text in overrides if (problem := _apply_override(tables, text))]
+    problems = [problem for text in overrides if (problem := apply_override(tables, text))]
     config, more_problems = parse_config(tables)
     lines = [f"{old} is now {MOVED_KEYS[old]}; the old name works until 0.2" for old in dict.fromkeys(moved)]
     return ReadConfig(config or RunConfig(**_valid_sections(tables)), problems + more_problems, lines)
@@ -336,7 +336,7 @@ def _subsection(hint: Any) -> type | None:
     return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
-def _apply_override(tables: dict[str, Any], text: str) -> str | None:
+def apply_override(tables: dict[str, Any], text: str) -> str | None:
     """Put one override into the parsed TOML; the problem with its form, if any."""
     name, equals, value = text.partition("=")
     name = MOVED_KEYS.get(name.strip(), name)

@@ -120,7 +120,7 @@ def convert(source: Location, target: Path, *, options: ConvertOptions, progress
         progress.note(f"{target} is finished and made of the same source; nothing is left to do")
         file_lock.remove_left(_lock_path(target))
         return there
-    model = _with_tokenizer(model, options.tokenizer)
+    model = with_tokenizer(model, options.tokenizer)
     for note in model.notes:
         progress.note(note)
     if model.tokenizer is None and options.to in ("hf", "mtrain"):
@@ -363,7 +363,7 @@ def _runner(model: ModelFolder, stored: torch.dtype) -> Format:
     return "mtrain" if narrowed else model.format
 
 
-def _with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
+def with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
     """The model with the tokenizer that was asked for, if it fits.
 
     Raises:

@@ -72,16 +72,11 @@ def first_state(
         model = open_model(location_of(settings.init_from))
     except UsageError as error:
         raise wanted_by(f"checkpoint.init_from = {settings.init_from}", error) from error
-    if data_ids > model.vocab_size:
-        raise ForeignTokenizer(
-            f"the training data does not belong to the weights of checkpoint.init_from = {settings.init_from}",
-            found=f"data of a tokenizer with {data_ids} ids, weights for {model.vocab_size}",
-            expected="data made with the tokenizer of these weights",
-            fix="preprocess the texts with that tokenizer, or leave checkpoint.init_from out",
-        )
+    where = f"checkpoint.init_from = {settings.init_from}"
+    refuse_more_ids(data_ids, model, where=where)
     _check_weights(config, model, vocab_size)
     if tokenizer is not None and model.tokenizer is not None:
-        _check_tokenizer(tokenizer, model.tokenizer, where=settings.init_from)
+        check_tokenizer(tokenizer, model.tokenizer, where=where)
     if settings.init_optimizer:
         _check_moments(config, model, vocab_size)
     differ = [f"{name} {before!r} -> {now!r}" for name, (before, now) in _differing(model.config, config).items()]
@@ -91,6 +86,44 @@ def first_state(
     # A converted model of Hugging Face has a checkpoint of step 1, for which nothing was done.
     run = model.run if model.run.optimizer_steps or model.run.data_id else None
     return FirstState(model.path, run, (*model.notes, origin, *other), model.config if model.run.data_id else None)
+
+
+def refuse_more_ids(data_ids: int, model: ModelFolder, *, where: str) -> None:
+    """See that the data has no more ids than the weights; `where`: the folder, for the message."""
+    if data_ids > model.vocab_size:
+        raise ForeignTokenizer(
+            f"the training data does not belong to the weights of {where}",
+            found=f"data of a tokenizer with {data_ids} ids, weights for {model.vocab_size}",
+            expected="data made with the tokenizer of these weights",
+            fix="preprocess the texts with that tokenizer, or leave checkpoint.init_from out",
+        )
+
+
+def check_tokenizer(data: TokenizerConfig, folder: TokenizerConfig, *, where: str) -> None:
+    """See that ids of the data are the same text to the folder's tokenizer; `where`: the folder, for the message."""
+    ours, theirs = (
+        build_tokenizer(tokenizer_files.name, tokenizer_files.files, options=tokenizer_files.options)
+        for tokenizer_files in (data, folder)
+    )
+    if ours.fingerprint == theirs.fingerprint:
+        return
+    try:
+        ids = ours.encode_batch([TEXT])[0].tolist()
+    except MdataError:
+        return  # ids that never were text
+    expected = ours.decode(ids)
+    try:
+        decoded = theirs.decode(ids)
+    except (MdataError, ValueError, LookupError, OverflowError):
+        decoded = "no text: they are not its ids"
+    if decoded.strip() != expected.strip():
+        raise ForeignTokenizer(
+            f"the training data was made with another tokenizer than that of {where}",
+            found=f"ids that are {expected!r} in the data ({ours.name} of {ours.vocab_size} ids), and {decoded[:60]!r} "
+            f"to the folder's tokenizer ({theirs.name} of {theirs.vocab_size})",
+            expected="data that was made with the folder's tokenizer",
+            fix="preprocess the texts with that tokenizer; a folder without tokenizer files is not compared",
+        )
 
 
 def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[str, Ownership]) -> None:
@@ -138,32 +171,6 @@ def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> No
             found=few(wrong, 2),
             expected=", ".join([*keys, *([f"model.vocab_size = {model.vocab_size}"] if rows else [])]),
             fix="set [model] so, or leave checkpoint.init_from out",
-        )
-
-
-def _check_tokenizer(data: TokenizerConfig, folder: TokenizerConfig, *, where: str) -> None:
-    """See that ids of the data are the same text to the folder's tokenizer."""
-    ours, theirs = (
-        build_tokenizer(tokenizer_files.name, tokenizer_files.files, options=tokenizer_files.options)
-        for tokenizer_files in (data, folder)
-    )
-    if ours.fingerprint == theirs.fingerprint:
-        return
-    try:
-        ids = ours.encode_batch([TEXT])[0].tolist()
-    except MdataError:
-        return  # ids that never were text
-    expected = ours.decode(ids)
-    try:
-        decoded = theirs.decode(ids)
-    except (MdataError, ValueError, LookupError, OverflowError):
-        decoded = "no text: they are not its ids"
-    if decoded.strip() != expected.strip():
-        raise ForeignTokenizer(
-            f"the training data was made with another tokenizer than that of checkpoint.init_from = {where}",
-            found=f"ids that are {expected!r} in the data, and {decoded[:60]!r} to the folder's tokenizer",
-            expected=f"data that was made with the tokenizer in {where}",
-            fix="preprocess the texts with that tokenizer; a folder without tokenizer files is not compared",
         )
 
 

@@ -1,0 +1,516 @@
+"""Train a model further on conversations or texts: write a run.toml with good defaults, and run it.
+
+MODEL is a folder that `mtrain convert` reads: of Hugging Face, of a run, one checkpoint, or of Megatron-LM. DATA is the
+manifest of a corpus or blend, or jsonl (also compressed), which is tokenized in the run's folder by the model's own
+tokenizer: conversations where records have `messages` or `conversations`, texts where they have `text`. All weights are
+trained. Length, batch, learning rate and layout follow from model, data and GPUs; section.key=value sets any other key.
+The same command continues; so does `mtrain train FOLDER/run.toml`.
+
+Examples:
+  mtrain finetune models/Llama-3.2-1B chats.jsonl
+  mtrain finetune runs/first web.jsonl --epochs 3 --print
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mdata
+from mdata import UsageError
+from mdata.errors import os_errors_named
+from mdata.util import atomic_io
+from trainer.config.parse import ReadConfig, apply_override, key_names, problems_error, setting_problem
+
+from .console import Console, Parser
+from .mtrain_init import (
+    PRECISIONS,
+    RECIPES,
+    Draft,
+    NoLayoutError,
+    Tables,
+    explained,
+    number,
+    parsed,
+    summary,
+    visible_gpus,
+    with_layout,
+)
+from .preprocess_options import TURNS
+
+if TYPE_CHECKING:
+    from mdata.blend.blend import OpenBlend
+    from mdata.tokenizers.base.tokenizer import TokenizerConfig
+    from trainer.config.sections import RunConfig
+    from trainer.convert.model_folder import ModelFolder
+    from trainer.plan.layouts import Layout
+    from trainer.run.data import RunData
+
+CHAT_KEYS = ("messages", "conversations")
+EPOCHS = 2
+LR_SHARE = 0.1  # of the learning rate with which a model of this size is pretrained
+BATCH_TOKENS = 262144  # 64 rows of 4,096 tokens (Touvron et al. 2023)
+LEAST_STEPS = 32  # of an epoch, where the data has as many rows
+USUAL_ROW, SHORTEST_ROW = 2048, 256  # tokens
+LAYOUT_KEYS = ("mesh.", "recompute.", "train.micro_batch=")
+TEMPLATE_FILE, TOKENIZER_SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+
+
+def add_arguments(parser: Parser) -> None:
+    """See `mtrain finetune --help`."""
+    parser.settings = key_names
+    parser.no_option = "section.key=value, such as optimizer.weight_decay=0"
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="folder of Hugging Face, a run, a checkpoint, or of Megatron-LM")
+    add("data", metavar="DATA", help="manifest of a corpus or blend, or jsonl")
+    add("overrides", nargs="*", default=[], metavar="section.key=value", help="other settings of the run")
+    add = parser.add_argument_group("training").add_argument
+    add("--epochs", type=float, metavar="N", help=f"how often all rows are read, such as 0.5 (default: {EPOCHS})")
+    add("--lr", type=float, metavar="RATE", help="largest learning rate (default: by the model's size)")
+    add("--batch-tokens", metavar="N", help="tokens of a step, such as 256K (default: by the rows of an epoch)")
+    add("--sequence-length", type=int, metavar="N", help="tokens of a row (default: by the longest document)")
+    add("--precision", choices=PRECISIONS, metavar="NAME", help="bf16, fp8, fp16 or fp32 (default: bf16; without GPUs fp32)")
+    add("--gpus", type=int, metavar="N", help="GPUs; 0: the CPU (default: those of this machine)")
+    add("--nodes", type=int, metavar="N", help="with --print: machines (default: one per 8 GPUs)")
+    add("--device", metavar="NAME", help="with --print: kind of GPU (default: that of this machine, or H100)")
+    add("--valid", metavar="DATA", help="held-out data (default: the last 2 %% of DATA, if that is a document)")
+    add = parser.add_argument_group("how jsonl is tokenized").add_argument
+    add("--tokenizer", metavar="FOLDER", help="tokenizer of a model whose folder has none")
+    add("--chat-template", metavar="T", help="tokenizer, chatml, plain, or a Jinja file (default: the tokenizer's own)")
+    add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on: assistant (default), last or all")
+    add = parser.add_argument_group("the run").add_argument
+    add("--folder", metavar="FOLDER", help="folder of the run (default: runs/MODEL-DATA)")
+    add("--output", metavar="FILE", help="where the run.toml is written (default: FOLDER/run.toml)")
+    add("--overwrite", action="store_true", help="replace a run.toml, or tokenized data, of other settings")
+    add("--print", action="store_true", help="print the run.toml and do not train; jsonl is tokenized, to count steps")
+    parser.set_defaults(memory=None, link=None, network=None)
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Prepare the data, choose, check, write the file, and train."""
+    from trainer.checkpoint.location import location_of
+    from trainer.convert.convert import open_model, with_tokenizer
+    from trainer.parallel.world import find_placement
+    from trainer.run.launch import survey
+
+    if find_placement(os.environ) is not None:
+        raise UsageError(
+            "mtrain finetune starts its ranks itself, and a launcher has started this one",
+            fix="write the file once with --print > run.toml, and start mtrain train run.toml on each rank",
+        )
+    visible = visible_gpus()
+    gpus = visible if arguments.gpus is None else arguments.gpus
+    if gpus > visible and not arguments.print:
+        fix = "--print > run.toml writes the file for other machines; see mtrain launch"
+        raise UsageError(f"--gpus {gpus}: this machine has {visible}", fix=fix)
+    _check_numbers(arguments)
+    given = _given(arguments.overrides)
+    model = with_tokenizer(open_model(location_of(arguments.model)), arguments.tokenizer or "")
+    _check_family(model, arguments.model)
+    folder = Path(given.get("run", {}).get("folder") or arguments.folder or _default_folder(arguments))
+    blend = _prepared(arguments.data, model, folder / "data", arguments=arguments, console=console)
+    valid = _prepared(arguments.valid, model, folder / "data", arguments=arguments, console=console)
+    opened = mdata.open_blend(blend, tokenizer_unknown="ok")
+    _check_data(opened, model, arguments)
+    settings: Tables = {
+        "run": {"folder": str(folder)},
+        "model": model_keys(model),
+        "data": {"blend": blend, **_kind(opened), **({"valid": [valid]} if valid else {})},
+        "checkpoint": {"init_from": arguments.model},
+    }
+    config, layout, tables = _chosen(settings, given, opened, model, gpus=gpus, arguments=arguments, console=console)
+    ranks = gpus or config.mesh.tp * config.mesh.cp * config.mesh.pp
+    output = Path(arguments.output or folder / "run.toml")
+    text = explained(tables, command=f"mtrain train {output}")
+    if not arguments.print and not arguments.overwrite:
+        _refuse_other(output, text)
+    surveyed = survey(ReadConfig(config, []), ranks, elsewhere=arguments.print)
+    if surveyed.problems:
+        raise surveyed.error("this run")
+    if arguments.print:
+        console.result(text.rstrip("\n"), {"config": tables, "ranks": ranks})
+        return 0
+    with os_errors_named("writing the run.toml"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        atomic_io.atomic_write(output, text.encode())
+    facts = summary(config, layout, ranks) if layout or not gpus else "the layout of the command line"
+    console.note(f"{output}: {facts}")
+    return _train(output, config, opened, ranks=ranks, console=console)
+
+
+def _refuse_other(output: Path, text: str) -> None:
+    with os_errors_named("reading the run.toml"):
+        differs = output.exists() and output.read_bytes() != text.encode()
+    if differs:
+        raise UsageError(
+            f"{output} already exists, with other settings",
+            fix=f"mtrain train {output} continues it; --folder begins another run, --overwrite replaces the file",
+        )
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    for name in ("epochs", "lr", "sequence_length"):
+        if (value := getattr(arguments, name)) is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}", expected="a number above 0")
+    if arguments.gpus is not None and arguments.gpus < 0:
+        raise UsageError(f"--gpus is {arguments.gpus}", expected="integer >= 0")
+    if arguments.batch_tokens is not None:
+        number(arguments.batch_tokens, "batch-tokens")
+
+
+def _given(overrides: list[str]) -> Tables:
+    """The settings on the command line, by section."""
+    given: Tables = {}
+    problems = [problem for text in overrides if (problem := apply_override(given, text))]
+    for section, table in given.items():
+        for key, value in table.items():
+            inner = value if isinstance(value, dict) else {}
+            named = {f"{section}.{key}.{name}": one for name, one in inner.items()} or {f"{section}.{key}": value}
+            problems += [
+                problem for name, one in named.items() if one is not None and (problem := setting_problem(name, one))
+            ]
+    if problems:
+        raise problems_error("the command line", problems)
+    return given
+
+
+def _check_family(model: ModelFolder, name: str) -> None:
+    if "chat" not in model.family.data_kinds:
+        raise UsageError(
+            f"{name} is a model of family {model.config.model.family}",
+            expected="one that continues texts: gpt or gpt_neox",
+            fix="write a run.toml with checkpoint.init_from; mtrain init --model begins one",
+        )
+
+
+def _default_folder(arguments: argparse.Namespace) -> str:
+    model, data = (Path(text.rstrip("/")).name for text in (arguments.model, arguments.data))
+    return f"runs/{model}-{data.split('.')[0]}"
+
+
+def model_keys(model: ModelFolder) -> dict[str, Any]:
+    """[model] for a run that begins with these weights: every key that is not its default."""
+    section = model.config.model
+    keys = _changed(section, {}) | {"vocab_size": model.vocab_size}
+    keys.pop("preset", None)
+    if section.position == "learned":
+        keys["max_position"] = _context(model)
+    return keys
+
+
+def _changed(section: Any, default: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a section that are set to something else than the default; of a sub-section all that are set."""
+    keys: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            keys[field.name] = {
+                name: list(inner) if isinstance(inner, tuple) else inner
+                for name, inner in dataclasses.asdict(value).items()  # type: ignore[arg-type]
+                if inner not in (None, ())
+            }
+        elif value is not None and value != field.default:
+            keys[field.name] = list(value) if isinstance(value, tuple) else value
+    return keys
+
+
+def _context(model: ModelFolder) -> int:
+    """The longest row that the model was made for."""
+    return model.config.model.max_position or model.config.train.sequence_length
+
+
+def _prepared(
+    source: str | None, model: ModelFolder, folder: Path, *, arguments: argparse.Namespace, console: Console
+) -> str:
+    """The manifest of the data, which is tokenized into the folder if it is jsonl; "" for no data."""
+    key = _text_key(source) if source else None
+    if source is None or key is None:
+        return source or ""
+    if model.tokenizer is None:
+        raise UsageError(
+            f"{arguments.model} has no tokenizer for the texts in {source}",
+            fix="--tokenizer FOLDER with the one that the model was trained with",
+        )
+    is_chat = key in CHAT_KEYS
+    files = _write_tokenizer(folder / "tokenizer", model, model.tokenizer)
+    template = arguments.chat_template
+    if is_chat and template is None and _lacks_template(files, model.tokenizer):
+        template = "plain"
+        console.note("the tokenizer has no chat template: plain is used (User: ..., Assistant: ...)")
+    kind = f"conversations under {key!r}" if is_chat else f"texts under {key!r}"
+    console.note(f"{source}: {kind}, tokenized into {folder} by the model's tokenizer")
+    options = mdata.PreprocessOptions(
+        input=(source,),
+        output_prefix=str(folder / Path(source.rstrip("/")).name.split(".")[0]),
+        json_keys=(key,),
+        append_eod=not is_chat,
+        chat=is_chat,
+        overwrite=arguments.overwrite,
+        **({"chat_template": template, "chat_train_on": arguments.chat_train_on} if is_chat else {}),
+        **_tokenizer_options(folder / "tokenizer", files, model.tokenizer),
+    )
+    with console.progress() as progress:
+        (path,) = mdata.preprocess(options, progress).paths.values()
+    return str(path)
+
+
+def _text_key(source: str) -> str | None:
+    """The key of jsonl whose values are tokenized; None: the source is not jsonl.
+
+    Raises:
+        UsageError: nothing there, an empty file, or records without such a key.
+    """
+    from mdata.sources.chunk import chunks, read_chunk
+    from mdata.sources.input_files import find_inputs
+    from mdata.sources.record_batch import ReadSpec
+
+    if not Path(source).exists():
+        if Path(f"{source}.idx").exists():
+            return None
+        raise UsageError(f"there is no data {source}", fix="give the manifest of a corpus or blend, or jsonl")
+    if Path(source).is_file() and not Path(source).stat().st_size:
+        raise UsageError(f"{source} is empty", expected='records such as {"messages": [...]}, one a line')
+    if source.endswith((".toml", ".csv")):
+        return None
+    spec = ReadSpec()
+    files = find_inputs([source]).files[:1]
+    if not files or files[0].format != "jsonl":
+        raise UsageError(
+            f"{source} is not jsonl", fix="tokenize it with mdata preprocess, and give the manifest in its place"
+        )
+    chunk = next(chunks(files, 1, spec=spec), None)
+    line = b"" if chunk is None else read_chunk(chunk, spec).split(b"\n", 1)[0]
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None  # the first line of a manifest, or a fault that preprocess would name
+    keys = list(record) if isinstance(record, dict) else []
+    key = next((key for key in (*CHAT_KEYS, "text") if key in keys), None)
+    if key is None and not {"format", "shards", "components"} & set(keys):
+        raise UsageError(
+            f"the first record of {source} has nothing to train on",
+            found=f"keys {', '.join(map(repr, keys[:8]))}" if keys else f"{line[:60]!r}",
+            expected=f"one of {', '.join(CHAT_KEYS)} (conversations) or text",
+            fix="mdata preprocess --json-keys takes other names; give its manifest",
+        )
+    return key
+
+
+def _write_tokenizer(folder: Path, model: ModelFolder, tokenizer: TokenizerConfig) -> dict[str, bytes]:
+    """The tokenizer's files, written to the folder; a chat template beside them becomes part of its settings.
+
+    So it stays with the tokenizer in corpora, runs and exports, whose folders have no further file.
+    """
+    from mdata.tokenizers.base.tokenizer_folder import write_folder
+
+    files = dict(tokenizer.files)
+    with os_errors_named("writing the tokenizer"):
+        template = model.path / TEMPLATE_FILE if isinstance(model.path, Path) else None
+        if template is not None and template.is_file() and "tokenizer.json" in files:
+            settings = json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
+            settings["chat_template"] = template.read_text(encoding="utf-8")
+            files[TOKENIZER_SETTINGS] = json.dumps(settings, indent=1, ensure_ascii=False).encode()
+        if files:
+            write_folder(folder, files)
+    return files
+
+
+def _tokenizer_options(folder: Path, files: Mapping[str, bytes], tokenizer: TokenizerConfig) -> dict[str, Any]:
+    """The options of preprocess for a tokenizer whose files lie in the folder."""
+    from mdata.tokenizers.registry import FILES_OF
+
+    options: dict[str, Any] = {
+        "tokenizer_type": tokenizer.name,
+        "tokenizer_options": tuple(sorted(tokenizer.options.items())),
+    }
+    for field in FILES_OF[tokenizer.name]:
+        if tokenizer.name == "HuggingFaceTokenizer":
+            options[field] = str(folder)
+        else:
+            start = {"vocab_file": "vocab", "merge_file": "merges"}.get(field, "")
+            options[field] = str(next(folder / name for name in sorted(files) if name.startswith(start)))
+    return options
+
+
+def _lacks_template(files: Mapping[str, bytes], tokenizer: TokenizerConfig) -> bool:
+    """Whether the tokenizer has neither a template nor the tokens of ChatML."""
+    from mdata.chat.templates import END, START
+    from mdata.tokenizers.base.tokenizer import token_id
+    from mdata.tokenizers.registry import build_tokenizer
+
+    built = build_tokenizer(tokenizer.name, files, options=tokenizer.options)
+    own = "chat_template" in json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
+    return not own and None in (token_id(built, START), token_id(built, END))
+
+
+def _check_data(opened: OpenBlend, model: ModelFolder, arguments: argparse.Namespace) -> None:
+    """See that there are tokens, and that they belong to the model."""
+    from mdata.tokenizers.base.tokenizer import TokenizerConfig
+    from mdata.tokenizers.registry import WITHOUT_FILES
+    from trainer.convert.first_state import check_tokenizer, refuse_more_ids
+
+    if not sum(corpus.num_tokens for corpus in opened.corpora):
+        raise UsageError(f"{arguments.data} has nothing to train on", found="0 tokens", fix="give data with records")
+    for corpus in opened.corpora:
+        facts, where = corpus.tokenizer, str(arguments.model)
+        if facts is not None:
+            refuse_more_ids(facts.vocab_size, model, where=where)
+        if (
+            facts is not None
+            and model.tokenizer is not None
+            and ((files := corpus.tokenizer_files()) or facts.type in WITHOUT_FILES)
+        ):
+            made = TokenizerConfig(facts.type, files, facts.options, "tokenizers")
+            check_tokenizer(made, model.tokenizer, where=where)
+
+
+def _kind(opened: OpenBlend) -> dict[str, Any]:
+    """Conversations, or whole texts that do not attend to each other."""
+    if all(corpus.manifest.level == "chat" for corpus in opened.corpora):
+        return {"kind": "chat"}
+    return {"kind": "packed", "document_masks": True}
+
+
+def _row_length(opened: OpenBlend, context: int) -> int:
+    """A power of two for the longest document, at least the usual row where there are many; at most the context."""
+    tokens = sum(corpus.num_tokens for corpus in opened.corpora)
+    longest = max((_longest(corpus) for corpus in opened.corpora), default=1)
+    wanted = max(longest, min(USUAL_ROW, tokens // LEAST_STEPS), 16)
+    return min(1 << (wanted - 1).bit_length(), context)
+
+
+def _longest(corpus: mdata.Corpus) -> int:
+    """Tokens of the longest document."""
+    import numpy as np
+
+    longest = 0
+    for reader in corpus.readers:
+        ends = np.append(0, np.cumsum(reader.lengths, dtype=np.int64))
+        longest = max(longest, int(np.diff(ends[reader.boundaries]).max(initial=0)))
+    return longest
+
+
+def _chosen(
+    settings: Tables,
+    given: Tables,
+    opened: OpenBlend,
+    model: ModelFolder,
+    *,
+    gpus: int,
+    arguments: argparse.Namespace,
+    console: Console,
+) -> tuple[RunConfig, Layout | None, Tables]:
+    """The configuration with every default, its layout, and its tables; shorter rows where none fits the memory."""
+    asked = given.get("train", {}).get("sequence_length") or arguments.sequence_length
+    length = asked or _row_length(opened, _context(model))
+    while True:
+        draft = _draft(settings, given, model, length=length, gpus=gpus, arguments=arguments)
+        try:
+            if any(word.startswith(LAYOUT_KEYS) for word in arguments.overrides):
+                layout, tables = None, _merged(_merged(draft.tables, {"train": {"micro_batch": 1}}), given)
+            else:
+                _, layout = with_layout(draft, arguments)
+                tables = _merged(draft.tables, given)
+            return parsed(tables), layout, tables
+        except NoLayoutError:
+            if asked or length <= SHORTEST_ROW:
+                raise
+        console.note(f"rows of {length} tokens do not fit into memory; {length // 2} are tried")
+        length //= 2
+
+
+def _draft(
+    settings: Tables, given: Tables, model: ModelFolder, *, length: int, gpus: int, arguments: argparse.Namespace
+) -> Draft:
+    from trainer.plan.plan import make_plan
+
+    train: dict[str, Any] = {"sequence_length": length, "global_batch": 1, "micro_batch": 1, "steps": 1}
+    precision = PRECISIONS[arguments.precision or ("bf16" if gpus else "fp32")]
+    tables: Tables = {
+        **{name: dict(settings[name]) for name in ("run", "model", "data")},
+        "mesh": {},
+        "train": train,
+        "optimizer": {"lr": 1e-5, "warmup_fraction": 0.03},
+        "precision": dict(precision),
+        "recompute": {},
+        "checkpoint": settings["checkpoint"],
+    }
+    data = _opened(tables, given)
+    rows = sum(component.samples.samples_per_epoch for component in data.train.components)
+    if not rows:
+        raise UsageError(
+            f"{arguments.data} has nothing to train on",
+            found=f"no row of {length} tokens",
+            fix="a longer --sequence-length, or data.longer=cut",
+        )
+    batch = _batch(arguments.batch_tokens, rows, length=length, gpus=gpus)
+    batch = given.get("train", {}).get("global_batch", batch)
+    train["global_batch"] = batch
+    if {"steps", "samples", "tokens"} & given.get("train", {}).keys():
+        if arguments.epochs:
+            raise UsageError("--epochs and train.* both say how long to train", fix="leave one of them out")
+        del train["steps"]
+    else:
+        train["steps"] = max(math.ceil((arguments.epochs or EPOCHS) * rows / batch), 1)
+    if data.facts.has_valid:
+        train["eval_interval"] = math.ceil(rows / batch)
+    parameters = make_plan(parsed(_merged(tables, given) | {"mesh": {}}), 1, facts=data.facts).num_parameters
+    recipe = min(RECIPES, key=lambda recipe: abs(math.log(parameters / recipe.parameters)))
+    tables["optimizer"]["lr"] = arguments.lr or float(f"{LR_SHARE * recipe.lr:.3g}")
+    return Draft(_merged(tables, given), gpus, data.facts)
+
+
+def _opened(tables: Tables, given: Tables) -> RunData:
+    """The data of the tables, to which a split is added if there is no validation set and enough documents."""
+    from trainer.run.data import open_data
+
+    data = open_data(parsed(_merged(tables, given)))
+    if data.facts.has_valid or "split" in given.get("data", {}):
+        return data
+    tables["data"]["split"] = "98,2,0"
+    try:
+        return open_data(parsed(_merged(tables, given)))
+    except UsageError:  # too few documents
+        del tables["data"]["split"]
+        return data
+
+
+def _batch(answer: str | None, rows: int, *, length: int, gpus: int) -> int:
+    """Rows of a step: a multiple of the GPUs."""
+    tokens = number(answer, "batch-tokens") if answer else min(BATCH_TOKENS, rows // LEAST_STEPS * length)
+    batch = max(round(tokens / length), 1)
+    return max(round(batch / gpus), 1) * gpus if gpus else batch
+
+
+def _merged(tables: Tables, given: Mapping[str, Any]) -> Tables:
+    """The tables with the given keys, which win; keys that are given as not set are left out."""
+    merged = {name: dict(table) for name, table in tables.items()}
+    for name, table in given.items():
+        own = merged.setdefault(name, {})
+        for key, value in table.items():
+            if isinstance(value, dict):
+                own[key] = {**own.get(key, {}), **value}
+            elif value is None:
+                own.pop(key, None)
+            else:
+                own[key] = value
+    return merged
+
+
+def _train(output: Path, config: RunConfig, opened: OpenBlend, *, ranks: int, console: Console) -> int:
+    from .mtrain_train import main as train
+
+    code = train(argparse.Namespace(config=str(output), overrides=[], nproc=ranks), console)
+    if config.data.kind == "chat" and not code:
+        provenance = opened.corpora[0].manifest.provenance
+        template = (provenance.options if provenance else {}).get("chat_template")
+        name = template.get("name", "") if isinstance(template, Mapping) else ""
+        option = " --chat-template plain" if name == "plain" else ""
+        console.note(f"talk with it: mtrain chat {config.run.folder}{option}")
+    return code

@@ -1,0 +1,156 @@
+"""mtrain finetune: the file that it writes, what it trains on, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cli.mtrain import main
+from cli.mtrain_finetune import model_keys
+from cli.mtrain_init import parsed
+from tests.helpers.runs import make_chat, write_jsonl
+from tests.trainer.convert.hf_models import save, save_tokenizer
+from trainer.config.parse import load_config
+from trainer.convert.convert import open_model
+from trainer.convert.model_keys import effective
+
+pytest.importorskip("transformers")
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a chat template beside its tokenizer; chats, texts, and a corpus of another tokenizer."""
+    folder = tmp_path_factory.mktemp("made")
+    tiny = save("llama2", folder / "tiny", max_position_embeddings=128)
+    (tiny / "chat_template.jinja").write_text(TEMPLATE)
+    make_chat(folder)
+    (folder / "c.jsonl").rename(folder / "chats.jsonl")
+    write_jsonl(folder / "texts.jsonl", 1, documents=120)
+    return folder
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for path in made.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def finetune(*words: str) -> int:
+    return main(["finetune", *words])
+
+
+def test_conversations_are_trained_and_the_same_command_continues(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("tiny", "chats.jsonl", "--epochs", "0.1", "--lr", "1e-3", "model.hidden_dropout=0.1")
+    assert finetune(*words) == 0
+    said = capsys.readouterr()
+    run = here / "runs/tiny-chats"
+    assert "conversations under 'messages'" in said.err and said.err.endswith("mtrain chat runs/tiny-chats\n")
+    config = load_config(run / "run.toml")
+    assert (config.data.kind, config.checkpoint.init_from, config.optimizer.lr) == ("chat", "tiny", 1e-3)
+    assert (config.model.hidden_dropout, config.precision.dtype, config.train.sequence_length) == (0.1, "fp32", 128)
+    assert config.train.steps == 2 and (run / "checkpoints/step-2").is_dir()
+    settings = json.loads((run / "tokenizer/tokenizer_config.json").read_text())
+    assert settings["chat_template"] == TEMPLATE, "it stays with the tokenizer, for mtrain chat and exports"
+
+    assert finetune(*words) == 0
+    assert "step 2 is already done" in capsys.readouterr().out
+    assert finetune(*words, "optimizer.weight_decay=0") == 2
+    error = capsys.readouterr().err
+    assert "run.toml already exists, with other settings" in error and "mtrain train runs/tiny-chats/run.toml" in error
+
+
+def test_texts_are_packed_and_print_does_not_train(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--print", "--gpus", "8", "--device", "H100", "--batch-tokens", "2K", "--valid", "texts.jsonl")
+    assert finetune("tiny", "texts.jsonl", *options, "data.allow_overlap=true", "train.steps=7") == 0
+    (here / "run.toml").write_text(capsys.readouterr().out)
+    config = load_config(here / "run.toml")
+    assert (config.data.kind, config.data.document_masks, config.precision.dtype) == ("packed", True, "bf16")
+    assert (config.train.sequence_length, config.train.global_batch, config.train.steps) == (128, 16, 7)
+    assert config.data.valid == (config.data.blend,) and config.data.split == "100,0,0" and config.train.eval_interval
+    assert sorted(path.name for path in (here / "runs/tiny-texts").iterdir()) == ["data"]
+
+
+def test_steps_follow_from_rows_and_epochs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = []
+    for epochs in ("1", "3"):
+        words = ("--print", "--quiet", "--epochs", epochs, "--batch-tokens", "512", "--json")
+        assert finetune("tiny", "texts.jsonl", *words) == 0
+        steps.append(json.loads(capsys.readouterr().out)["config"]["train"])
+    rows = steps[0]["eval_interval"]  # steps of an epoch
+    assert steps[0]["global_batch"] == 4 and steps[0]["steps"] == rows and 3 * rows - 3 < steps[1]["steps"] <= 3 * rows
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["none", "chats.jsonl"], "there is no folder none"),
+        (["tiny", "none.jsonl"], "there is no data none.jsonl"),
+        (["tiny", "empty.jsonl"], "empty.jsonl is empty"),
+        (["tiny", "keys.jsonl"], "the first record of keys.jsonl has nothing to train on\n  found: keys 'prompt'"),
+        (["tiny", "c_messages_chat.json"], "in the data (ByteTokenizer of 257 ids)"),
+        (["tiny", "other.json"], "other.json is not a manifest"),
+        (["tiny", "chats.jsonl", "--sequence-length", "129"], "longer than model.max_position=128"),
+        (["tiny", "chats.jsonl", "--epochs", "0"], "--epochs is 0.0"),
+        (["tiny", "chats.jsonl", "--epochs", "2", "train.steps=4"], "--epochs and train.* both say"),
+        (["tiny", "chats.jsonl", "model.depth=4"], "there is no key model.depth"),
+        (["tiny", "chats.jsonl", "--gpus", "900"], "--gpus 900: this machine has"),
+        (["bare", "chats.jsonl"], "bare has no tokenizer for the texts in chats.jsonl"),
+    ],
+)
+def test_what_cannot_be_trained_is_named_and_no_file_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    (here / "empty.jsonl").touch()
+    (here / "keys.jsonl").write_text('{"prompt": "a"}\n')
+    (here / "other.json").write_text('{"format": "x"}')
+    if words[0] == "bare":
+        shutil.copytree("tiny", "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    assert finetune(*words, "--quiet") == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") <= 4
+    assert not list(here.glob("runs/*/run.toml"))
+
+
+def test_a_corpus_of_another_tokenizer_is_refused_with_both_named(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune("tiny", "texts.jsonl", "--print", "--quiet") == 0
+    capsys.readouterr()
+    shutil.copytree("tiny", "other")
+    save_tokenizer(here / "other")
+    text = (here / "other/tokenizer.json").read_text()
+    vocabulary = json.loads(text)
+    pieces = vocabulary["model"]["vocab"]
+    vocabulary["model"]["vocab"] = dict(zip(pieces, [*list(pieces.values())[::-1]], strict=True))
+    (here / "other/tokenizer.json").write_text(json.dumps(vocabulary))
+    corpus = "runs/tiny-texts/data/texts_text_document.json"
+    assert finetune("other", corpus, "--print", "--quiet") == 2
+    error = capsys.readouterr().err
+    assert "another tokenizer than that of other" in error and error.count("HuggingFaceTokenizer of 257") == 2
+    assert finetune("tiny", corpus, "--print", "--quiet") == 0
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral", "gemma3"])
+def test_the_model_section_describes_the_folder(tmp_path: Path, name: str) -> None:
+    model = open_model(save(name, tmp_path / name))
+    tables = {
+        "run": {"folder": "r"},
+        "model": model_keys(model),
+        "data": {"blend": "mock"},
+        "train": {"sequence_length": 8, "global_batch": 1, "micro_batch": 1, "steps": 1},
+        "optimizer": {"lr": 1e-4},
+    }
+    assert effective(parsed(tables)) == effective(model.config) | {"vocab_size": model.vocab_size}
