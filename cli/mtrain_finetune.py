@@ -75,7 +75,12 @@ def add_arguments(parser: Parser) -> None:
     add("--lr", type=float, metavar="RATE", help="largest learning rate (default: by the model's size)")
     add("--batch-tokens", metavar="N", help="tokens of a step, such as 256K (default: by the rows of an epoch)")
     add("--sequence-length", type=int, metavar="N", help="tokens of a row (default: by the longest document)")
-    add("--precision", choices=PRECISIONS, metavar="NAME", help="bf16, fp8, fp16 or fp32 (default: bf16; without GPUs fp32)")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        metavar="NAME",
+        help="bf16, fp8, fp16 or fp32 (default: bf16; without GPUs fp32)",
+    )
     add("--gpus", type=int, metavar="N", help="GPUs; 0: the CPU (default: those of this machine)")
     add("--nodes", type=int, metavar="N", help="with --print: machines (default: one per 8 GPUs)")
     add("--device", metavar="NAME", help="with --print: kind of GPU (default: that of this machine, or H100)")
@@ -83,7 +88,13 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument_group("how jsonl is tokenized").add_argument
     add("--tokenizer", metavar="FOLDER", help="tokenizer of a model whose folder has none")
     add("--chat-template", metavar="T", help="tokenizer, chatml, plain, or a Jinja file (default: the tokenizer's own)")
-    add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on: assistant (default), last or all")
+    add(
+        "--chat-train-on",
+        choices=TURNS,
+        default=TURNS[0],
+        metavar="T",
+        help="turns to train on: assistant (default), last or all",
+    )
     add = parser.add_argument_group("the run").add_argument
     add("--folder", metavar="FOLDER", help="folder of the run (default: runs/MODEL-DATA)")
     add("--output", metavar="FILE", help="where the run.toml is written (default: FOLDER/run.toml)")
@@ -195,20 +206,13 @@ def _default_folder(arguments: argparse.Namespace) -> str:
 
 
 def model_keys(model: ModelFolder) -> dict[str, Any]:
-    """[model] for a run that begins with these weights: every key that is not its default."""
-    section = model.config.model
-    keys = _changed(section, {}) | {"vocab_size": model.vocab_size}
-    keys.pop("preset", None)
-    if section.position == "learned":
-        keys["max_position"] = _context(model)
-    return keys
+    """[model] for a run that begins with these weights: keys that differ from their defaults, sub-sections whole.
 
-
-def _changed(section: Any, default: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a section that are set to something else than the default; of a sub-section all that are set."""
+    The model's length is one of them: rows may be shorter, and generation still uses all of it.
+    """
     keys: dict[str, Any] = {}
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
+    for field in dataclasses.fields(model.config.model):
+        value = getattr(model.config.model, field.name)
         if dataclasses.is_dataclass(value):
             keys[field.name] = {
                 name: list(inner) if isinstance(inner, tuple) else inner
@@ -217,7 +221,8 @@ def _changed(section: Any, default: Mapping[str, Any]) -> dict[str, Any]:
             }
         elif value is not None and value != field.default:
             keys[field.name] = list(value) if isinstance(value, tuple) else value
-    return keys
+    keys.pop("preset", None)  # its values are written out
+    return keys | {"vocab_size": model.vocab_size, "max_position": _context(model)}
 
 
 def _context(model: ModelFolder) -> int:

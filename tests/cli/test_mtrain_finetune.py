@@ -16,6 +16,7 @@ from tests.trainer.convert.hf_models import save, save_tokenizer
 from trainer.config.parse import load_config
 from trainer.convert.convert import open_model
 from trainer.convert.model_keys import effective
+from trainer.tasks.loaded_model import Model
 
 pytest.importorskip("transformers")
 TEMPLATE = (
@@ -53,20 +54,21 @@ def finetune(*words: str) -> int:
 def test_conversations_are_trained_and_the_same_command_continues(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("tiny", "chats.jsonl", "--epochs", "0.1", "--lr", "1e-3", "model.hidden_dropout=0.1")
+    words = ("tiny", "chats.jsonl", "--epochs", "0.1", "--lr", "1e-3", "--sequence-length", "64")
     assert finetune(*words) == 0
     said = capsys.readouterr()
     run = here / "runs/tiny-chats"
     assert "conversations under 'messages'" in said.err and said.err.endswith("mtrain chat runs/tiny-chats\n")
     config = load_config(run / "run.toml")
     assert (config.data.kind, config.checkpoint.init_from, config.optimizer.lr) == ("chat", "tiny", 1e-3)
-    assert (config.model.hidden_dropout, config.precision.dtype, config.train.sequence_length) == (0.1, "fp32", 128)
-    assert config.train.steps == 2 and (run / "checkpoints/step-2").is_dir()
+    assert (config.precision.dtype, config.train.sequence_length, config.model.max_position) == ("fp32", 64, 128)
+    assert Model.load(run).context == 128, "the model's, whatever that of the rows"
+    assert config.train.steps == 4 and (run / "checkpoints/step-4").is_dir()
     settings = json.loads((run / "tokenizer/tokenizer_config.json").read_text())
     assert settings["chat_template"] == TEMPLATE, "it stays with the tokenizer, for mtrain chat and exports"
 
     assert finetune(*words) == 0
-    assert "step 2 is already done" in capsys.readouterr().out
+    assert "step 4 is already done" in capsys.readouterr().out
     assert finetune(*words, "optimizer.weight_decay=0") == 2
     error = capsys.readouterr().err
     assert "run.toml already exists, with other settings" in error and "mtrain train runs/tiny-chats/run.toml" in error
@@ -153,4 +155,5 @@ def test_the_model_section_describes_the_folder(tmp_path: Path, name: str) -> No
         "train": {"sequence_length": 8, "global_batch": 1, "micro_batch": 1, "steps": 1},
         "optimizer": {"lr": 1e-4},
     }
-    assert effective(parsed(tables)) == effective(model.config) | {"vocab_size": model.vocab_size}
+    config = parsed(tables)
+    assert effective(config) == effective(model.config) | {"vocab_size": model.vocab_size}

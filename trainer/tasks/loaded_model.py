@@ -154,7 +154,7 @@ class Model:
             world=world,
             vocab_size=min(rows, spoken.vocab_size) if padded and spoken else rows,
             rows=rows,
-            context=folder.config.train.sequence_length,
+            context=_context(folder.config),
             step=None if folder.format == "hf" else folder.run.step,
             tokenizer=spoken,
             ends=ends,
@@ -397,6 +397,12 @@ def prompt_ids(tokenizer: mdata.Tokenizer, prompt: str, *, bos: int | None = Non
             fix="give some text to continue" if not ids else "leave --add-bos out",
         )
     return [begin, *ids]
+
+
+def _context(config: RunConfig) -> int:
+    """The longest row: that of training, or of the weights that a run began with, whose own rows may be shorter."""
+    begun_with = config.model.max_position if config.checkpoint.init_from else None
+    return max(begun_with or 0, config.train.sequence_length)
 
 
 def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
