@@ -497,8 +497,8 @@ def build_gpt(
     kernels = choose_kernels(device, dtype, config.kernels if config else None)
     recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)
     with torch.device("meta"):
-        exchanges = config is not None and exchanges_tokens(config)
-        built = model(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed, exchanges=exchanges)
+        dispatch = {"exchanges": exchanges_tokens(config)} if config is not None and shape.moe is not None else {}
+        built = model(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed, **dispatch)
     for layer in built.modules():
         if isinstance(layer, Layer):
             layer.main_gradients.add_product = kernels.add_product
