@@ -126,7 +126,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     _check_family(model, arguments.model)
     folder = Path(given.get("run", {}).get("folder") or arguments.folder or _default_folder(arguments))
     blend = _prepared(arguments.data, model, folder / "data", arguments=arguments, console=console)
-    valid = _prepared(arguments.valid, model, folder / "data", arguments=arguments, console=console)
+    valid = _prepared(arguments.valid, model, folder / "data/valid", arguments=arguments, console=console)
     opened = mdata.open_blend(blend, tokenizer_unknown="ok")
     _check_data(opened, model, arguments)
     settings: Tables = {

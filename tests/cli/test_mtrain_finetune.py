@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli import mtrain_finetune
 from cli.mtrain import main
 from cli.mtrain_finetune import model_keys
 from cli.mtrain_init import parsed
@@ -16,6 +17,7 @@ from tests.trainer.convert.hf_models import save, save_tokenizer
 from trainer.config.parse import load_config
 from trainer.convert.convert import open_model
 from trainer.convert.model_keys import effective
+from trainer.plan.devices import device_named
 from trainer.tasks.loaded_model import Model
 
 pytest.importorskip("transformers")
@@ -81,8 +83,25 @@ def test_texts_are_packed_and_print_does_not_train(here: Path, capsys: pytest.Ca
     config = load_config(here / "run.toml")
     assert (config.data.kind, config.data.document_masks, config.precision.dtype) == ("packed", True, "bf16")
     assert (config.train.sequence_length, config.train.global_batch, config.train.steps) == (128, 16, 7)
-    assert config.data.valid == (config.data.blend,) and config.data.split == "100,0,0" and config.train.eval_interval
+    assert config.data.valid == ("runs/tiny-texts/data/valid/texts_text_document.json",)
+    assert config.data.split == "100,0,0" and config.train.eval_interval
     assert sorted(path.name for path in (here / "runs/tiny-texts").iterdir()) == ["data"]
+
+
+def test_rows_are_halved_until_a_layout_fits(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mtrain_finetune, "SHORTEST_ROW", 32)
+    device = device_named("H100")
+    assert device is not None
+    monkeypatch.setattr("trainer.plan.layouts.USABLE", 900_000 / device.memory_bytes)  # rows of 128 need 952,128
+    words = ("tiny", "texts.jsonl", "--print", "--gpus", "1", "--device", "H100", "--json")
+    assert finetune(*words) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["config"]["train"]["sequence_length"] == 64
+    assert "rows of 128 tokens do not fit into memory; 64 are tried" in err
+    assert finetune(*words, "--sequence-length", "128") == 2
+    assert "no layout of 1 x H100 works" in capsys.readouterr().err
 
 
 def test_steps_follow_from_rows_and_epochs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
