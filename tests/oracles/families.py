@@ -9,15 +9,14 @@ Options: `--kind NAME` (may be repeated) compares only that kind.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mdata import MdataError
 from tests.helpers.ranks import RankContext, RankError, RankHang, run_ranks
 from tests.oracles import families_moe, families_t5
+from tests.oracles.frame import MALFORMED, Case, Program, unknown, unreadable
 from tests.trainer.engines import assemble, layouts, reduced
 from tests.trainer.models import megatron
 from trainer.config.sections import (
@@ -56,7 +55,6 @@ from trainer.run.engine import Engine
 
 LOGITS, LOSS, NORM, PROBE = 1e-5, 5e-6, 1e-5, 2e-6
 WHOLE_GRADIENT = 1e-6
-MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
 LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {  # ranks, mesh
     "dp2": (2, {}),
     "tp2": (2, {"tp": 2}),
@@ -67,15 +65,6 @@ LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {  # ranks, mesh
     "tp2_pp2": (4, {"tp": 2, "pp": 2}),
     "tp2sp_dp2": (4, {"tp": 2, "sequence_parallel": True}),
 }
-
-
-class Case(NamedTuple):
-    """One comparison: gives what differs, "" if nothing does."""
-
-    kind: str
-    name: str
-    compare: Callable[[], str]
-    waiting: int = 0  # the part that will have it
 
 
 class Reference:
@@ -536,54 +525,12 @@ def _cases(path: Path, *, variant: bool) -> Iterator[Case]:
         return
     comparers = VARIANTS if variant else COMPARED
     if kind not in comparers:
-        yield Case(kind, path.stem, functools.partial(_unknown, kind))
+        yield Case(kind, path.stem, functools.partial(unknown, kind))
         return
     try:
         yield from list(comparers[kind](Reference(path)))
     except (*MALFORMED, SafetensorError) as error:
-        yield Case(kind, path.stem, functools.partial(_unreadable, repr(error)))
-
-
-def _unknown(kind: str) -> str:
-    return f"unknown kind: {kind}"
-
-
-def _unreadable(error: str) -> str:
-    return f"cannot be read: {error[:300]}"
-
-
-def compare(root: Path, kinds: Sequence[str], *, say: Callable[[str], None], tell: Callable[[str], None]) -> bool:
-    """Compare and print; whether all are equal.
-
-    Args:
-        kinds: only these; empty: all. say: prints a line of the result. tell: prints why a case differs.
-    """
-    cases = [case for case in cases_of(root) if not kinds or case.kind in kinds]
-    equal = total = 0
-    for kind in sorted({case.kind for case in cases}, key=lambda one: (*KINDS, one).index(one)):
-        of_kind = [case for case in cases if case.kind == kind]
-        if later := [case for case in of_kind if case.waiting]:
-            say(f"waiting: {kind} (part {later[0].waiting}), {len(later)} cases")
-        compared = [case for case in of_kind if not case.waiting]
-        if not compared:
-            continue
-        reasons = [(case, _reason(case)) for case in compared]
-        right = sum(not reason for _, reason in reasons)
-        for case, reason in [one for one in reasons if one[1]][:5]:
-            tell(f"  {kind}, {case.name}: {reason}")
-        say(f"{kind}: {right} of {len(compared)} cases equal")
-        equal, total = equal + right, total + len(compared)
-    say(f"{equal} of {total} cases equal")
-    return equal == total and bool(cases)
-
-
-def _reason(case: Case) -> str:
-    try:
-        return case.compare()
-    except MALFORMED as error:
-        return _unreadable(repr(error))
-    except (MdataError, AssertionError, RankError, RankHang) as error:
-        return f"{type(error).__name__}: {str(error)[-600:]}"
+        yield Case(kind, path.stem, functools.partial(unreadable, repr(error)))
 
 
 def _far(found: Tensor, wanted: Tensor, tolerance: float) -> str:
@@ -593,22 +540,8 @@ def _far(found: Tensor, wanted: Tensor, tolerance: float) -> str:
     return "" if most <= tolerance else f"differs by {most:.3g}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracles.families", description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--kind", action="append", default=[], metavar="NAME", help=f"one of {', '.join(KINDS)}")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    if unknown := sorted(set(arguments.kind) - set(KINDS)):
-        print(f"unknown kind {unknown[0]}; the kinds are {', '.join(KINDS)}", file=sys.stderr)
-    if not arguments.folder.is_dir():
-        print(f"there is no folder {arguments.folder}", file=sys.stderr)
-    if unknown or not arguments.folder.is_dir():
-        print("0 of 0 cases equal")
-        return 1
-    tell = functools.partial(print, file=sys.stderr, flush=True)
-    equal = compare(arguments.folder, arguments.kind, say=functools.partial(print, flush=True), tell=tell)
-    return 0 if equal else 1
+PROGRAM = Program("families", str(__doc__), KINDS, cases_of, fails=(RankError, RankHang))
+compare, main = PROGRAM.compare, PROGRAM.main
 
 
 if __name__ == "__main__":

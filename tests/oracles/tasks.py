@@ -9,22 +9,21 @@ Options: `--kind NAME` (may be repeated) compares only that kind.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from mdata import MdataError, UsageError
+from mdata import UsageError
+from tests.oracles.frame import MALFORMED, Case, Program, unknown, unreadable
 from trainer.serve import megatron_api
 from trainer.serve.errors import ApiError
 from trainer.serve.openai_api import Served, completion
@@ -52,16 +51,6 @@ GREEDY = Sampling(greedy=True)
 LATER = 20  # the part with finetuning: classification, and filters of generated texts
 DRAWS, LEAST_P = 200_000, 1e-4
 LOG_PROB, LOSS = 1e-4, 1e-5
-MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
-
-
-class Case(NamedTuple):
-    """One comparison: gives what differs, "" if nothing does."""
-
-    kind: str
-    name: str
-    compare: Callable[[], str]
-    waiting: int = 0  # the part that will have it
 
 
 class Folder:
@@ -349,7 +338,7 @@ def transformers_texts(folder: Folder, name: str) -> Iterator[Case]:
     for number, case in enumerate(folder.json(name)):
         mode = "greedy, batch" if case["mode"].startswith("greedy, batch") else case["mode"]
         if mode not in modes:
-            yield Case(mode, str(number), functools.partial(_unknown, mode))
+            yield Case(mode, str(number), functools.partial(unknown, mode))
             continue
         kind, compare = modes[mode]
         yield Case(kind, f"{case['mode']} {number}", functools.partial(_on, folder, case, compare))
@@ -763,54 +752,12 @@ def cases_of(root: Path) -> Iterator[Case]:
                     for p in (root / d).glob("*.json")})  # fmt: skip
     for name in files:
         if name not in READERS:
-            yield Case(Path(name).stem, name, functools.partial(_unknown, name))
+            yield Case(Path(name).stem, name, functools.partial(unknown, name))
             continue
         try:
             yield from list(READERS[name](folder, name))
         except MALFORMED as error:
-            yield Case(Path(name).stem, name, functools.partial(_unreadable, repr(error)))
-
-
-def _unknown(name: str) -> str:
-    return f"unknown kind: {name}"
-
-
-def _unreadable(error: str) -> str:
-    return f"cannot be read: {error[:300]}"
-
-
-def compare(root: Path, kinds: Sequence[str], *, say: Callable[[str], None], tell: Callable[[str], None]) -> bool:
-    """Compare and print; whether all are equal.
-
-    Args:
-        kinds: only these; empty: all. say: prints a line of the result. tell: prints why a case differs.
-    """
-    cases = [case for case in cases_of(root) if not kinds or case.kind in kinds]
-    equal = total = 0
-    for kind in sorted({case.kind for case in cases}, key=lambda one: (*KINDS, one).index(one)):
-        of_kind = [case for case in cases if case.kind == kind]
-        if later := [case for case in of_kind if case.waiting]:
-            say(f"waiting: {kind} (part {later[0].waiting}), {len(later)} cases")
-        compared = [case for case in of_kind if not case.waiting]
-        if not compared:
-            continue
-        reasons = [(case, _reason(case)) for case in compared]
-        right = sum(not reason for _, reason in reasons)
-        for case, reason in [one for one in reasons if one[1]][:5]:
-            tell(f"  {kind}, {case.name}: {reason}")
-        say(f"{kind}: {right} of {len(compared)} cases equal")
-        equal, total = equal + right, total + len(compared)
-    say(f"{equal} of {total} cases equal")
-    return equal == total and bool(cases)
-
-
-def _reason(case: Case) -> str:
-    try:
-        return case.compare()
-    except MALFORMED as error:
-        return _unreadable(repr(error))
-    except (MdataError, AssertionError) as error:
-        return f"{type(error).__name__}: {error}"
+            yield Case(Path(name).stem, name, functools.partial(unreadable, repr(error)))
 
 
 def _far(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> str:
@@ -850,24 +797,8 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracles.tasks", description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--kind", action="append", default=[], metavar="NAME", help=f"one of {', '.join(KINDS)}")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    known = arguments.folder.is_dir()
-    if unknown := sorted(set(arguments.kind) - set(KINDS)):
-        print(f"unknown kind {unknown[0]}; the kinds are {', '.join(KINDS)}", file=sys.stderr)
-    if not known:
-        print(f"there is no folder {arguments.folder}", file=sys.stderr)
-    if unknown or not known:
-        print("0 of 0 cases equal")
-        return 1
-    equal = compare(
-        arguments.folder.resolve(), arguments.kind, say=print, tell=functools.partial(print, file=sys.stderr)
-    )
-    return 0 if equal else 1
+PROGRAM = Program("tasks", str(__doc__), KINDS, cases_of)
+compare, main = PROGRAM.compare, PROGRAM.main
 
 
 if __name__ == "__main__":

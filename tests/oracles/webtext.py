@@ -14,7 +14,6 @@ Options: `--kind NAME` (may be repeated) compares only that kind.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import json
@@ -23,11 +22,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from mdata import MdataError, _core
+from mdata import _core
 from mdata.cleaning import openwebtext, rules
 from mdata.cleaning.decontaminate import DecontaminateRules, decontaminate, load_item_sets
 from mdata.cleaning.languages import load_identifier
@@ -40,19 +39,11 @@ from mdata.dedup.row_set import RowSet
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 from tests.conftest import oracle_folder
+from tests.oracles.frame import MALFORMED, Case, Program, unknown, unreadable
 
 LEAST_KEPT, LEAST_VERDICTS = 0.97, 0.98
-MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
 KINDS = ("kept", "groups", "filters", "ngrams", "urls", "cleanup")
 _MINHASH = re.compile(r"minhash_(sha1_32|sha1_64|xxhash64)_(\d+)x(\d+)(?:_n(\d+))?")
-
-
-class Case(NamedTuple):
-    """One comparison: gives what differs, "" if nothing does."""
-
-    kind: str
-    name: str
-    compare: Callable[[], str]
 
 
 class Folder:
@@ -220,7 +211,7 @@ def filters(folder: Folder, path: Path) -> Iterator[Case]:
     for name in names:
         base = name.removesuffix("_sha256").removesuffix("_text")
         if name not in _FILTERS and base not in _C4:
-            yield Case("filters", f"{folder.root.name}/{name}", functools.partial(_unknown, name))
+            yield Case("filters", f"{folder.root.name}/{name}", functools.partial(unknown, name))
         elif name == base:
             yield Case("filters", f"{folder.root.name}/{name}", functools.partial(_verdicts, folder, name, rows))
 
@@ -397,77 +388,27 @@ def _cases(folder: Folder, file: Path) -> Iterator[Case]:
         try:
             yield from list(filters(folder, file))
         except MALFORMED as error:
-            yield Case("filters", name, functools.partial(_unreadable, repr(error)))
+            yield Case("filters", name, functools.partial(unreadable, repr(error)))
     elif file.stem.startswith("minhash_"):
         yield from kept(folder, file)
     elif file.name != "megatron.json":
-        yield Case(file.stem, name, functools.partial(_unknown, file.stem))
+        yield Case(file.stem, name, functools.partial(unknown, file.stem))
     else:
         try:
             names = list(folder.megatron)
         except MALFORMED as error:
-            yield Case("megatron", name, functools.partial(_unreadable, repr(error)))
+            yield Case("megatron", name, functools.partial(unreadable, repr(error)))
             return
         for key in names:
             kind = next((kind for kind, begins in _OF_MEGATRON.items() if key.startswith(begins)), None)
             if kind is None:
-                yield Case(key, f"{folder.root.name}/{key}", functools.partial(_unknown, key))
+                yield Case(key, f"{folder.root.name}/{key}", functools.partial(unknown, key))
             else:
                 yield from _COMPARED[kind](folder, key)
 
 
-def _unknown(kind: str) -> str:
-    return f"unknown kind: {kind}"
-
-
-def _unreadable(error: str) -> str:
-    return f"cannot be read: {error[:300]}"
-
-
-def compare(root: Path, kinds: Sequence[str], *, say: Callable[[str], None], tell: Callable[[str], None]) -> bool:
-    """Compare and print; whether all are equal.
-
-    Args:
-        kinds: only these; empty: all. say: prints a line of the result. tell: prints why a case differs.
-    """
-    cases = [case for case in cases_of(root) if not kinds or case.kind in kinds]
-    equal = total = 0
-    for kind in sorted({case.kind for case in cases}, key=lambda kind: ((*KINDS, kind).index(kind), kind)):
-        compared = [case for case in cases if case.kind == kind]
-        reasons = [(case, _reason(case)) for case in compared]
-        right = sum(not reason for _, reason in reasons)
-        for case, reason in [pair for pair in reasons if pair[1]][:5]:
-            tell(f"  {kind}, {case.name}: {reason}")
-        say(f"{kind}: {right} of {len(compared)} cases equal")
-        equal, total = equal + right, total + len(compared)
-    say(f"{equal} of {total} cases equal")
-    return equal == total and bool(cases)
-
-
-def _reason(case: Case) -> str:
-    try:
-        return case.compare()
-    except MALFORMED as error:
-        return _unreadable(repr(error))
-    except (MdataError, AssertionError) as error:
-        return f"{type(error).__name__}: {str(error)[-600:]}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracles.webtext", description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--kind", action="append", default=[], metavar="NAME", help=f"one of {', '.join(KINDS)}")
-    arguments = parser.parse_args(argv)
-    if unknown := sorted(set(arguments.kind) - set(KINDS)):
-        print(f"unknown kind {unknown[0]}; the kinds are {', '.join(KINDS)}", file=sys.stderr)
-    if not arguments.folder.is_dir():
-        print(f"there is no folder {arguments.folder}", file=sys.stderr)
-    if unknown or not arguments.folder.is_dir():
-        print("0 of 0 cases equal")
-        return 1
-    tell = functools.partial(print, file=sys.stderr, flush=True)
-    equal = compare(arguments.folder, arguments.kind, say=functools.partial(print, flush=True), tell=tell)
-    return 0 if equal else 1
+PROGRAM = Program("webtext", str(__doc__), KINDS, cases_of)
+compare, main = PROGRAM.compare, PROGRAM.main
 
 
 if __name__ == "__main__":
