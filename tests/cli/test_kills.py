@@ -50,7 +50,7 @@ class World:
 
     def assert_true(self) -> None:
         for folder in {path.parent for path in self.folder.rglob("*_text_document.*")}:
-            assert_what_is_visible_is_true(folder, full=False)
+            assert_what_is_visible_is_true(folder, full=False, named="[!.]*_document", bare=("bare", "old"))
 
 
 def without_locks(contents: dict[str, bytes]) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -110,13 +110,19 @@ def crash_at(
     return code == _CRASHED
 
 
-def assert_what_is_visible_is_true(folder: Path, *, full: bool = True) -> None:
-    """Every manifest is true or its corpus refused as unfinished; every pair that can be opened has its manifest."""
-    for path in folder.glob("[!.]*.json"):
+def assert_what_is_visible_is_true(
+    folder: Path, *, full: bool = True, named: str = "[!.]*", bare: Collection[str] = ()
+) -> None:
+    """Every manifest is true or its corpus refused as unfinished; every pair that can be opened has its manifest.
+
+    Args:
+        named: a pattern of the manifests to look at. bare: pairs that other programs wrote, without one.
+    """
+    for path in folder.glob(f"{named}.json"):
         problems = mdata.verify(path, full=full).problems
         assert not problems or (unfinished_file(path.with_suffix("")) and "is not finished" in str(problems)), problems
     for path in folder.glob("[!.]*.idx"):
-        assert path.with_suffix(".json").exists(), f"{path.name} can be opened and has no manifest"
+        assert path.stem in bare or path.with_suffix(".json").exists(), f"{path.name} can be opened and has no manifest"
 
 
 class Killed(BaseException):

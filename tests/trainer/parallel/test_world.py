@@ -288,7 +288,8 @@ def test_each_rank_knows_its_axes() -> None:
         assert (tp, cp, dp, pp) == (rank % 2, 0, rank // 2, 0)
         shared = dict.fromkeys(("dp", "data", "edp"), (2, dp))
         alone = dict.fromkeys(("kv", "cp", "pp", "ep", "ends"), (1, 0))
-        assert axes == {"tp": (2, tp), **shared, **alone, "stage": (4, rank), "world": (4, rank)}
+        of_tp = dict.fromkeys(("tp", "etp", "experts"), (2, tp))
+        assert axes == {**of_tp, **shared, **alone, "stage": (4, rank), "world": (4, rank)}
 
 
 def links_body(context: RankContext, ring: bool) -> dict[tuple[int, int], tuple[float, float]]:

@@ -497,7 +497,7 @@ def _lose_rank_1(context, config):
         if context.rank == 1 and finished.step == 3:
             os._exit(9)
 
-    train(config, context.join(Mesh(context.world)), callbacks=[die])
+    train(config, context.join(Mesh(context.world, config.mesh.tp)), callbacks=[die])
 
 
 def test_a_lost_rank_is_named_in_the_events(tmp_path):
