@@ -138,6 +138,9 @@ class JinjaTemplate:
         by_variable = {name for name in variables if self._differs(text, messages, _without([variables], name)[0])}
         if variables.keys() - set(_GIVEN):  # they have reached it, even if they say what it does anyway
             written.add(OPTIONS)
+        bare = [{"role": message["role"], "content": message["content"]} for message in messages]
+        if self._differs(text, bare, {}) and not written | by_variable:  # one of several, or one of very many
+            written.update(names, variables)
         if unusual:
             self._check_contents(messages, variables, text)
         elif not written and not by_variable:

@@ -247,6 +247,19 @@ def test_flags_that_say_what_is_done_anyway_are_accepted():
             {},
             True,
         ),
+        # Without one of them the template writes the other; and one field of very many.
+        (
+            "{% for m in messages %}{{ m.a_id or m.b_id }}{% endfor %}",
+            [{**TALK[0], "a_id": 1, "b_id": 1}, TALK[1]],
+            {},
+            True,
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}{{ m.last_id }}{% endfor %}",
+            [{**TALK[0], **{f"{i}_id": i for i in range(30)}, "last_id": 1}, TALK[1]],
+            {},
+            True,
+        ),
         (USES_FIELDS, with_field(0, "mood", None), {"tools": None, "enable_thinking": None}, False),
         (USES_FIELDS, with_field(0, "id", 3), {"enable_thinking": False, "source": "web", "messages2": 1}, False),
         (IGNORES_ALL, with_field(1, "id", 3), {"note": "n", "range": 5, "bos_token": "x"}, False),
