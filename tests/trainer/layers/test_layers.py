@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from trainer.kernels.table import PLAIN
-from trainer.layers.base import Layer, Parallel, add_rows
+from trainer.layers.base import Layer, Parallel, add_few_rows, add_rows
 from trainer.layers.embedding import PositionEmbedding
 from trainer.layers.linear import Linear
 from trainer.layers.norm import HeadsNorm, Norm
@@ -113,6 +113,16 @@ def test_rows_that_come_often_are_added_in_a_wide_dtype():
     main = torch.zeros(3, 2)
     assert add_rows(main, torch.full((4096,), 1), dy_ND=torch.ones(4096, 2).bfloat16(), like=main) is None
     assert main.tolist() == [[0, 0], [4096, 4096], [0, 0]]
+
+
+def test_few_rows_equal_the_sum_over_tokens_one_by_one():
+    """What a GPU does for tables of token types."""
+    rows, dy = torch.tensor([1, 0, 1, 1, 3]), _draw(1, 5, 8)
+    summed, expected = torch.ones(4, 8), torch.ones(4, 8)
+    add_few_rows(summed, rows, dy.bfloat16())
+    for row, dy_D in zip(rows, dy.bfloat16().float(), strict=True):
+        expected[row] += dy_D
+    torch.testing.assert_close(summed, expected)
 
 
 def test_what_a_main_gradient_holds_already_is_added_to():
