@@ -263,6 +263,7 @@ def _expert_options(row: Megatron, shape: GPTShape) -> dict[str, Any]:
         "moe_router_topk": moe.top_k,
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
         "moe_shared_expert_intermediate_size": moe.shared_ffn_hidden_size or None,
+        "moe_shared_expert_overlap": bool(moe.shared_ffn_hidden_size) and row.dispatcher == "alltoall",
         "moe_grouped_gemm": True,
         "moe_permute_fusion": True,
         "moe_router_dtype": "fp32",

@@ -169,15 +169,9 @@ def seconds_of_process() -> float:
     return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def kernel_table(step: Callable[[], float]) -> str:
+def kernel_table(step: Callable[[], Any]) -> str:
     """The kernels of one step by their time, and the longest times in which none ran."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        step()
-        torch.cuda.synchronize()
-    on_device = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    events = [event for event in on_device if not event.name.startswith("nccl:")]  # these repeat kernels
+    events = kernel_events(step)
     kernels: dict[str, list[float]] = {}
     gaps, end = [], None
     for event in sorted(events, key=lambda event: event.time_range.start):
@@ -185,8 +179,7 @@ def kernel_table(step: Callable[[], float]) -> str:
         gaps.append((event.time_range.start - (end or event.time_range.start), event.name))
         end = max(end or 0, event.time_range.end)
     spent = sorted(((sum(t), len(t), name) for name, t in kernels.items()), reverse=True)
-    length = end - min(event.time_range.start for event in events)
-    busy, computing = covered(events), covered([event for event in events if not event.name.startswith("nccl")])
+    length, busy, computing = busy_times(events)
     idle, communication, total = ((length - busy), (busy - computing), sum(t for t, _, _ in spent))
     lines = [
         f"{length / 1e3:.1f} ms: {idle / 1e3:.1f} without kernels, {communication / 1e3:.1f} of communication alone; "
@@ -197,6 +190,29 @@ def kernel_table(step: Callable[[], float]) -> str:
     ]
     lines += [f"{gap:8.1f} us before {name[:120]}" for gap, name in sorted(gaps, reverse=True)[:20]]
     return "\n".join(lines) + "\n"
+
+
+def kernel_events(step: Callable[[], Any]) -> list[Any]:
+    """The kernels of one step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    on_device = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [event for event in on_device if not event.name.startswith("nccl:")]  # these repeat kernels
+
+
+def busy_times(events: list[Any]) -> tuple[float, float, float]:
+    """Microseconds: of all, of those in which a kernel runs, and one that is no communication."""
+    length = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
+    return length, covered(events), covered([event for event in events if not event.name.startswith("nccl")])
+
+
+def part_without_computation(step: Callable[[], Any]) -> float:
+    """Of a step, the part in which communication runs alone, or nothing."""
+    length, _, computing = busy_times(kernel_events(step))
+    return 1 - computing / length
 
 
 def covered(events: list[Any]) -> float:

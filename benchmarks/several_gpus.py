@@ -5,8 +5,8 @@
 
 A row is a shape, a layout and the microbatches of a rank; see ROWS. Tokens/s are per GPU: medians of two-step blocks,
 one wait for the device after each. Weights are drawn on the device, tokens are random and lie there. With --peers each
-row that megatron-core can run is followed by it, and a table of both comes last. "llama5b" and "llama4b" are the first
-24 and 20 layers of Llama-2-7B, for GPUs of 80 GB.
+row that megatron-core can run is followed by it, rows with experts by each of its two dispatchers, and a table comes
+last. "llama5b" and "llama4b" are the first 24 and 20 layers of Llama-2-7B, for GPUs of 80 GB.
 
 With --graphs each row of ours is run twice, with `kernels.cuda_graphs` off and on; the second is called "NAME+graphs".
 "NAME+overlap" also sets `kernels.overlap_passes`.
@@ -14,7 +14,10 @@ With --narrow layers have the smallest widths and rows 256 tokens, so that the G
 is then the time that the host needs to launch one, with the latency of its collectives.
 
 Where data-parallel ranks communicate, `exposed` is the part of a step in which nothing else runs meanwhile: the step,
-minus one with those collectives left out, over the step. `kept_bytes` are those of a parameter between two steps.
+minus one with those collectives left out, over the step; `exposed_dispatch` is the same of the collectives that bring
+tokens to experts and back (those of counts and choices stay). `alone` is the part of a profiled step in which
+communication runs and no other kernel, or no kernel at all: for rows with experts, of ours and of the peer.
+`kept_bytes` are those of a parameter between two steps.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,8 +43,17 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.megatron_peer import Megatron, megatron_step
-from benchmarks.one_gpu import SHAPES, kernel_table, our_step, random_batches, random_engine, run_config
+from benchmarks.one_gpu import (
+    SHAPES,
+    kernel_table,
+    our_step,
+    part_without_computation,
+    random_batches,
+    random_engine,
+    run_config,
+)
 from trainer.config.sections import RunConfig
+from trainer.layers import dispatch
 from trainer.optim import data_parallel
 from trainer.parallel.collectives import Group, Pending, gather_objects
 from trainer.parallel.mesh import mesh_of
@@ -59,6 +71,9 @@ LLAMA7B = SHAPES["llama1b"][3] | {
     "rope_theta": 10000.0,
 }
 LLAMA5B, LLAMA4B = LLAMA7B | {"num_layers": 24}, LLAMA7B | {"num_layers": 20}
+QWEN3MOE_SHARED = SHAPES["qwen3moe-4l"][3] | {
+    "moe": dataclasses.replace(SHAPES["qwen3moe-4l"][3]["moe"], shared_ffn_hidden_size=1536)
+}
 # name -> (ranks, sequence length, micro batch, microbatches of a rank, model, keys of the sections below)
 ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama7b-dp2": (2, 4096, 1, 8, LLAMA7B, {}),
@@ -137,10 +152,25 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama3b-32k-tp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 2, "sequence_parallel": True}),
     "mixtral8x1b-ep2": (2, 4096, 2, 4, SHAPES["mixtral8x1b"][3], {"ep": 2}),
     "mixtral8x1b-tp2": (2, 4096, 2, 8, SHAPES["mixtral8x1b"][3], {"tp": 2, "sequence_parallel": True}),
+    "mixtral8x1b-ep2-sent": (2, 4096, 2, 4, SHAPES["mixtral8x1b"][3], {"ep": 2, "expert_dispatch": "all_to_all"}),
     "mixtral8x1b-ep4": (4, 4096, 2, 4, SHAPES["mixtral8x1b"][3], {"ep": 4}),
+    "mixtral8x1b-ep4-gathered": (4, 4096, 2, 4, SHAPES["mixtral8x1b"][3], {"ep": 4, "expert_dispatch": "gather"}),
+    "mixtral8x1b-ep2-tp2": (4, 4096, 2, 8, SHAPES["mixtral8x1b"][3], {"ep": 2, "tp": 2, "sequence_parallel": True}),
     "qwen3moe-4l-ep2": (2, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 2}),
+    "qwen3moe-4l-ep2-sent": (2, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 2, "expert_dispatch": "all_to_all"}),
+    "qwen3moe-4l-shared-ep2": (2, 4096, 2, 4, QWEN3MOE_SHARED, {"ep": 2}),
+    "qwen3moe-4l-shared-ep2-sent": (2, 4096, 2, 4, QWEN3MOE_SHARED, {"ep": 2, "expert_dispatch": "all_to_all"}),
     "qwen3moe-4l-ep4": (4, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 4}),
+    "qwen3moe-4l-ep4-sent": (4, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 4, "expert_dispatch": "all_to_all"}),
     "qwen3moe-4l-ep2-tp2": (4, 4096, 2, 8, SHAPES["qwen3moe-4l"][3], {"ep": 2, "tp": 2, "sequence_parallel": True}),
+    "qwen3moe-4l-ep4-tp2": (
+        4,
+        4096,
+        2,
+        8,
+        SHAPES["qwen3moe-4l"][3],
+        {"ep": 4, "etp": 1, "tp": 2, "sequence_parallel": True},
+    ),
 }
 SECTIONS = ("mesh", "optimizer", "precision", "kernels")  # whose keys a row may set; of one name, the first
 CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 5, 2, 2  # graphs are recorded in the second step
@@ -167,29 +197,32 @@ def row_config(name: str, *, narrow: bool = False) -> RunConfig:
     return dataclasses.replace(config, model=type(config.model)(**model), train=train, **changed)
 
 
-def peer_of(name: str) -> Megatron | None:
-    """What megatron-core runs beside a row; None where it has no such layout."""
+def peers_of(name: str) -> dict[str, Megatron]:
+    """What megatron-core runs beside a row, by name; none where it has no such layout, or has run it in another row."""
     keys = dict(ROWS[name.partition("+")[0]][5])
     keys.pop("sequence_parallel", None)  # it divides the sequence wherever tp > 1
     schedule, chunks = keys.pop("schedule", "1f1b"), keys.pop("virtual_pipeline", 1)
-    mesh = {axis: keys.pop(axis, 1) for axis in ("tp", "pp", "ep")}
+    mesh = {axis: keys.pop(axis, 1) for axis in ("tp", "pp", "ep")} | {"etp": keys.pop("etp", 0)}
     fp8 = keys.pop("fp8", "")
     if keys or schedule not in ("1f1b", "interleaved"):
-        return None
-    return Megatron(optimizer="distributed", fp8=fp8, chunks=chunks, **mesh)
+        return {}
+    peer = Megatron(optimizer="distributed", fp8=fp8, chunks=chunks, **mesh)
+    if mesh["ep"] == 1:
+        return {"megatron-core": peer}
+    gathering = dataclasses.replace(peer, dispatcher="allgather")
+    return {"megatron-core": peer, "megatron-core-allgather": gathering}
 
 
-def measure(name: str, *, peer: bool, narrow: bool, profile: str) -> dict[str, Any]:
-    """One rank of a row, of ours or of the peer."""
+def measure(name: str, *, peer: str, narrow: bool, profile: str) -> dict[str, Any]:
+    """One rank of a row, of ours or of a peer."""
     config, ranks = row_config(name, narrow=narrow), ROWS[name.partition("+")[0]][0]
     plan = make_plan(config, ranks, facts=None)
-    return (measure_peer if peer else measure_ours)(name, config, plan, profile=profile)
+    return measure_peer(name, peer, plan, profile=profile) if peer else measure_ours(name, config, plan, profile)
 
 
-def measure_peer(name: str, config: RunConfig, plan: Plan, *, profile: str) -> dict[str, Any]:
+def measure_peer(name: str, peer: str, plan: Plan, *, profile: str) -> dict[str, Any]:
     """One rank of megatron-core."""
-    rank, row = int(os.environ["RANK"]), peer_of(name)
-    assert row is not None, f"megatron-core has no {name}"
+    rank, row = int(os.environ["RANK"]), peers_of(name)[peer]
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     texts = [(batch.tokens_BS, batch.labels_BS) for batch in random_batches(plan, device)]
@@ -197,24 +230,28 @@ def measure_peer(name: str, config: RunConfig, plan: Plan, *, profile: str) -> d
     seconds = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
     peaks: list[int] = [0] * plan.world_size
     dist.all_gather_object(peaks, torch.cuda.max_memory_allocated())
-    write_profile(profile, f"megatron-{name}", rank, step)
-    return {
+    found = {
         "row": name,
-        "of": "megatron-core",
+        "of": peer,
         **speed(plan, seconds),
         "peak_gib": round(max(peaks) / 2**30, 2),
+        "loss": round(float(step()), 4),
         "main": rank == 0,
     }
+    if row.ep > 1:
+        found["alone"] = round(part_without_computation(step), 4)
+    write_profile(profile, f"{peer}-{name}", rank, step)
+    return found
 
 
-def measure_ours(name: str, config: RunConfig, plan: Plan, *, profile: str) -> dict[str, Any]:
+def measure_ours(name: str, config: RunConfig, plan: Plan, profile: str) -> dict[str, Any]:
     """One rank of ours."""
     world = join_world(mesh_of(config, plan.world_size), overlap_passes=config.kernels.overlap_passes == "on")
     engine = random_engine(config, plan, world)
     batches = [batch.on_context_rank(engine.cp) for batch in random_batches(plan, world.device)]
     step = our_step(engine, batches)
     seconds = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
-    found = {
+    found: dict[str, Any] = {
         "row": name,
         "of": "mtrain",
         **speed(plan, seconds),
@@ -223,6 +260,11 @@ def measure_ours(name: str, config: RunConfig, plan: Plan, *, profile: str) -> d
         "loss": round(engine.step(batches, 1e-4).read().loss, 4),
         "main": world.is_main,
     }
+    if plan.ep > 1:
+        found["alone"] = round(part_without_computation(step), 4)
+        with without_dispatch():
+            undispatched = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
+        found["exposed_dispatch"] = round(1 - undispatched / seconds, 4)
     write_profile(profile, name, world.rank, step)
     engine.optimizer.gathers.release()
     found["kept_bytes"] = round(torch.cuda.memory_allocated() / plan.parameters_per_rank, 2)
@@ -283,18 +325,50 @@ def without_data_parallel_collectives() -> Iterator[None]:
         yield
 
 
-def torchrun(name: str, *, peer: bool, narrow: bool, profile: str) -> dict[str, Any] | None:
+@contextmanager
+def without_dispatch() -> Iterator[None]:
+    """Tokens do not travel to experts, nor their results back: each rank computes as much, of what it has itself.
+
+    Choices and weights of tokens, which are no bf16, are exchanged as before: they decide how much that is.
+    """
+
+    def gathered(x: Tensor, group: Group) -> Tensor:
+        return x.repeat(group.size, *[1] * (x.dim() - 1))
+
+    def cut(x: Tensor, group: Group) -> Tensor:
+        return x.unflatten(0, (group.size, -1))[group.rank]
+
+    def resized(x: Tensor, *, send: Sequence[int], receive: Sequence[int], group: Group) -> Tensor:
+        size = sum(receive)
+        return x[:size] if size <= len(x) else torch.cat((x, x.new_zeros(size - len(x))))
+
+    def only_bf16(real: Callable[..., Any], stub: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, *args, **names: (stub if x.dtype == torch.bfloat16 else real)(x, *args, **names)
+
+    stubs: dict[str, Callable[..., Any]] = {
+        "all_gather": gathered,
+        "start_all_gather": lambda x, group: Pending(gathered(x, group)),
+        "reduce_scatter": cut,
+        "all_to_all": resized,
+    }
+    with ExitStack() as stack:
+        for name, stub in stubs.items():
+            stack.enter_context(patch.object(dispatch, name, only_bf16(getattr(dispatch, name), stub)))
+        yield
+
+
+def torchrun(name: str, *, peer: str, narrow: bool, profile: str) -> dict[str, Any] | None:
     """A row of ours or of the peer in processes of its own; None if it failed; its stderr is then printed."""
     launcher = ["timeout", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
     shape = ROWS[name.partition("+")[0]]
     launcher += ["--standalone", f"--nproc-per-node={shape[0]}", __file__, "--row", name]
-    command = [*launcher, *(["--peers"] if peer else []), *(["--narrow"] if narrow else []), "--profile", profile]
+    command = [*launcher, *(["--peer", peer] if peer else []), *(["--narrow"] if narrow else []), "--profile", profile]
     # Megatron's own scripts set it, so that collectives are launched in turn with the products that they overlap.
     turns = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if peer and "tp" in shape[5] else {}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | turns)
     if done.returncode:
         print(
-            f"{name}{' of megatron-core' if peer else ''} ended with {done.returncode}",
+            f"{name}{f' of {peer}' if peer else ''} ended with {done.returncode}",
             done.stderr[-5000:],
             sep="\n",
             flush=True,
@@ -305,20 +379,21 @@ def torchrun(name: str, *, peer: bool, narrow: bool, profile: str) -> dict[str, 
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians of the rounds, and our speed over megatron-core's where both were measured."""
-    lines = ["| row | mtrain | GiB | exposed | megatron-core | GiB | ratio |", "|---|---|---|---|---|---|---|"]
+    """Medians of the rounds, and our speed over each peer's where both were measured."""
+    lines = ["| row | of | tokens/s | GiB | exposed | dispatch | alone | loss | ratio |", "|---|" + "---|" * 8]
     for name in dict.fromkeys(row["row"] for row in rows):
-        cells, speeds = [name], []
-        for of in ("mtrain", "megatron-core"):
+        ours = None
+        for of in dict.fromkeys(row["of"] for row in rows if row["row"] == name):
             found = [row for row in rows if (row["row"], row["of"]) == (name, of)]
-            if found:
-                speeds.append(statistics.median(row["tokens_per_s_per_gpu"] for row in found))
-            cells += [f"{speeds[-1]:,.0f}", f"{max(row['peak_gib'] for row in found)}"] if found else ["", ""]
-            if of == "mtrain":
-                exposed = [row["exposed"] for row in found if "exposed" in row]
-                cells.append(f"{statistics.median(exposed):.1%}" if exposed else "")
-        cells.append(f"{speeds[0] / speeds[1]:.3f}" if len(speeds) == 2 else "")
-        lines.append(f"| {' | '.join(cells)} |")
+            speed = statistics.median(row["tokens_per_s_per_gpu"] for row in found)
+            ours = speed if of == "mtrain" else ours
+            cells = [name, of, f"{speed:,.0f}", f"{max(row['peak_gib'] for row in found)}"]
+            for key in ("exposed", "exposed_dispatch", "alone"):
+                shares = [row[key] for row in found if key in row]
+                cells.append(f"{statistics.median(shares):.1%}" if shares else "")
+            cells.append(f"{found[-1]['loss']:.3f}")
+            cells.append(f"{ours / speed:.3f}" if ours and of != "mtrain" else "")
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -333,16 +408,17 @@ def main() -> None:
     parser.add_argument("--out", help="file for all rows as JSON")
     parser.add_argument("--graphs", action="store_true", help="each row also with CUDA graphs")
     parser.add_argument("--row", help="measure this one; started by torchrun")
+    parser.add_argument("--peer", default="", help="with --row: which of its peers")
     arguments = parser.parse_args()
     if arguments.row:
-        found = measure(arguments.row, peer=arguments.peers, narrow=arguments.narrow, profile=arguments.profile)
+        found = measure(arguments.row, peer=arguments.peer, narrow=arguments.narrow, profile=arguments.profile)
         if found.pop("main"):
             print(json.dumps(found), flush=True)
         return
     rows = []
     for name in [name for _ in range(arguments.rounds) for name in arguments.rows or ROWS]:
-        runs = [(name, False), *([(f"{name}+graphs", False)] if arguments.graphs else [])]
-        for run, peer in [*runs, *([(name, True)] if arguments.peers and peer_of(name) else [])]:
+        runs = [(name, ""), *([(f"{name}+graphs", "")] if arguments.graphs else [])]
+        for run, peer in [*runs, *((name, peer) for peer in peers_of(name) if arguments.peers)]:
             found = torchrun(run, peer=peer, narrow=arguments.narrow, profile=arguments.profile)
             if found is None:
                 continue
