@@ -9,6 +9,9 @@ are, are left out; what DIR/layout_band.json has already is not run again, and r
 gathered and prepared as in train_gpu.py. Prints a table, keeps all curves in that file, and exits 1 if a row lies
 outside or a band is 0 (then the measurement is wrong).
 
+A configuration with experts has rows of its own, and each prints their load in the last steps, over the mean load: the
+largest, averaged over these steps, of the layer where it is largest, and the least of any expert in any of them.
+
 With --share the ranks of a row share one GPU, which NCCL 2.30 and later allow: slow, but the same kernels and messages.
 """
 
@@ -19,6 +22,7 @@ import hashlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,8 +33,10 @@ from typing import Any
 import torch
 
 from benchmarks.train_gpu import ROOT, prepare
+from trainer.config.parse import load_config
 
 BATCH, STEPS = 16, 200
+LOAD_STEPS = 50  # the last ones, in which the load of experts is measured
 QUARTER = f"train.micro_batch={BATCH // 4}"
 BAND = ("1 x B", "B/4 x 4")
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # of symmetric memory, for ranks on one GPU
@@ -65,14 +71,29 @@ ROWS: dict[str, tuple[int, list[str]]] = {
     "pp 2, zb_h1": (2, ["mesh.pp=2", "mesh.schedule=zb_h1", QUARTER]),
     "pp 2, zb_v": (2, ["mesh.pp=2", "mesh.schedule=zb_v", QUARTER]),
 }
+SENT = "mesh.expert_dispatch=all_to_all"
+EXPERT_ROWS: dict[str, tuple[int, list[str]]] = {name: ROWS[name] for name in BAND} | {
+    "ep 2": (2, ["mesh.ep=2", f"train.micro_batch={BATCH // 2}"]),
+    "ep 2, all-to-all": (2, ["mesh.ep=2", SENT, f"train.micro_batch={BATCH // 2}"]),
+    "ep 2, parameters": (2, ["mesh.ep=2", "optimizer.sharding=parameters", f"train.micro_batch={BATCH // 4}"]),
+    "ep 2, full recompute": (2, ["mesh.ep=2", SENT, "recompute.mode=full", f"train.micro_batch={BATCH // 2}"]),
+    "tp 2, ep 2, etp 1": (
+        2,
+        ["mesh.tp=2", "mesh.sequence_parallel=true", "mesh.ep=2", "mesh.etp=1", f"train.micro_batch={BATCH}"],
+    ),
+    "cp 2, ep 2": (2, ["mesh.cp=2", "mesh.ep=2", f"train.micro_batch={BATCH}"]),
+    **{name: ROWS[name] for name in ("tp 2", "tp 2, sequence parallel", "dp 2", "dp 2, gradients", "cp 2", "pp 2")},
+    "pp 2, zb_v": ROWS["pp 2, zb_v"],
+}
 
 
 def main() -> int:
     """Run every row, compare the curves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=list(dict.fromkeys((*ROWS, *EXPERT_ROWS))), help="default: all")
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "gpt-small-h200.toml")
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--share", action="store_true", help="the ranks of a row share the first GPU")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
@@ -84,22 +105,35 @@ def main() -> int:
     if known["text"] != text:
         sys.exit(f"{kept} has curves of other text, which cannot be compared with new ones; move it away")
     curves: dict[str, list[float]] = known["curves"]
-    for name in dict.fromkeys((*BAND, *arguments.rows)):
-        ranks, words = ROWS[name]
+    loads: dict[str, tuple[float, float]] = known.setdefault("loads", {})
+    rows = EXPERT_ROWS if load_config(arguments.config).model.moe else ROWS
+    sizes = [f"train.steps={arguments.steps}"]
+    for name in dict.fromkeys((*BAND, *(arguments.rows or rows))):
+        ranks, words = rows[name]
         if name not in curves and (arguments.share or ranks <= (torch.cuda.device_count() or 2)):
             start = started_beside if arguments.share and ranks > 1 else started
-            curves[name] = curve(out, arguments.config, [*words, *arguments.overrides], partial(start, ranks=ranks))
+            lines = run_of(out, arguments.config, [*sizes, *words, *arguments.overrides], partial(start, ranks=ranks))
+            curves[name] = [line["loss"] for line in lines]
+            if load := load_of_experts(lines[-LOAD_STEPS:]):
+                loads[name] = load
             kept.write_text(json.dumps(known) + "\n")
+            print(f"{name}: loss {curves[name][0]:.3f} -> {curves[name][-1]:.3f}", flush=True)
+    for name, (largest, least) in loads.items():
+        print(f"{name:>24}: load at most {largest:.3f}, at least {least:.3f} of the mean")
     first, second = (curves[name] for name in BAND)
     bands = differences(first, second)
-    print(f"loss {first[0]:.3f} -> {first[-1]:.3f}; largest difference in nats in each quarter of {STEPS} steps:")
+    print(f"loss {first[0]:.3f} -> {first[-1]:.3f}; largest difference in nats in each quarter of {len(first)} steps:")
     print(f"{'band':>24}: {'  '.join(f'{band:.4f}' for band in bands)}")
     fits = min(bands) > 0
-    for name in (name for name in ROWS if name in curves and name not in BAND):
+    for name in (name for name in rows if name in curves and name not in BAND):
         apart = differences(first, curves[name])
         bands_apart = max(one / band for one, band in zip(apart, bands, strict=True))
         fits &= bands_apart <= 3
-        print(f"{name:>24}: {'  '.join(f'{one:.4f}' for one in apart)}  at most {bands_apart:.2f} bands", flush=True)
+        print(
+            f"{name:>24}: {'  '.join(f'{one:.4f}' for one in apart)}  at most {bands_apart:.2f} bands, "
+            f"{steps_within(first, curves[name], bands):.1%} of the steps within one",
+            flush=True,
+        )
     return 0 if fits else 1
 
 
@@ -109,17 +143,27 @@ def hashes_of_text(out: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def curve(out: Path, config: Path, words: list[str], start: Callable[[list[str]], tuple[int, str]]) -> list[float]:
-    """The training loss of every step of one layout."""
+def run_of(
+    out: Path, config: Path, words: list[str], start: Callable[[list[str]], tuple[int, str]]
+) -> list[dict[str, Any]]:
+    """The metrics of every step of one layout."""
     folder = out / "band-run"
     shutil.rmtree(folder, ignore_errors=True)
     fixed = [f"run.folder={folder}", f"data.blend={out / 'mix.json'}", "data.valid=[]"]
-    sizes = [f"train.global_batch={BATCH}", f"train.steps={STEPS}", "optimizer.warmup_steps=50"]
+    sizes = [f"train.global_batch={BATCH}", "optimizer.warmup_steps=50"]
     command = [sys.executable, "-m", "cli.mtrain", "train", str(config)]
     code, text = start([*command, *fixed, *sizes, *words])
     if code:
         sys.exit(f"{' '.join(words)} ended with {code}\n{text[-3000:]}")
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def load_of_experts(lines: list[dict[str, Any]]) -> tuple[float, float] | None:
+    """(the largest load of a layer's experts, mean over these steps; the least of any step), over the mean load."""
+    if "experts" not in lines[-1]:
+        return None
+    largest = (statistics.mean(line["experts"][layer]["max"] for line in lines) for layer in lines[-1]["experts"])
+    return max(largest), min(layer["min"] for line in lines for layer in line["experts"].values())
 
 
 def started(command: list[str], *, ranks: int) -> tuple[int, str]:
@@ -150,6 +194,13 @@ def differences(one: list[float], other: list[float]) -> list[float]:
     apart = [abs(a - b) for a, b in zip(one, other, strict=True)]
     quarter = len(apart) // 4
     return [max(apart[start : start + quarter]) for start in range(0, 4 * quarter, quarter)]
+
+
+def steps_within(one: list[float], other: list[float], bands: list[float]) -> float:
+    """The part of the steps that differ by no more than the band of their quarter."""
+    apart = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    quarter = len(apart) // 4
+    return statistics.mean(x <= bands[min(step // quarter, 3)] for step, x in enumerate(apart))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,9 @@ def test_sizes_are_those_of_the_comments() -> None:
     large = make_plan(load_config(CONFIGS / "gpt-small-h200.toml"), 1, facts=facts(50_000))
     assert round(large.num_parameters / 1e6) == 355
     assert round((large.num_parameters - 50_000 * 1024) / 1e6) == 304
+    experts = make_plan(load_config(CONFIGS / "experts-small.toml"), 1, facts=facts(16_384))
+    sizes = (experts.num_parameters - 16_384 * 512, experts.active_parameters - 16_384 * 512)
+    assert [round(size / 1e6) for size in sizes] == [109, 21]
 
 
 def test_the_blend_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
