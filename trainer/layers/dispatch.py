@@ -6,13 +6,16 @@ for the host; the traffic is ep - 1 times the tokens, whatever K is.
 
 By all-to-all: a token is sent once to each rank that has experts of it, and every slot's result comes back, so that the
 sum over slots has the order of one rank. Each rank computes only what is its own, but the host waits for the numbers of
-tokens, once for each layer and pass. One object (`Exchange`) knows the way there and back.
+tokens, once for each layer and pass.
+
+One object (`Gathering` or `Exchange`) knows both ways for a microbatch. Backward takes them too: gradients of results
+are brought like tokens, and gradients of tokens come back like results.
 
 Without sequence parallelism the tp ranks have the same tokens, and share each expert: their partial results are added
 where they are.
 
-Shapes: N tokens of this rank, A tokens of the ranks that share each expert with it, S tokens that it sends, R tokens
-that it receives, M rows that it computes, T slots that come back, K slots of a token.
+Shapes: N tokens of this rank, A tokens of the ranks that share each expert with it, G ranks with other experts, S
+tokens that it sends, R tokens that it receives, M rows that it computes, T slots that come back, K slots of a token.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.kernels.table import Kernels
 from trainer.layers.base import Parallel
 from trainer.parallel.collectives import (
     Group,
@@ -80,10 +84,6 @@ class Dispatch:
         """Forward: gather. Backward: reduce."""
         return x_N if self.is_alone else _Enter.apply(x_N, self)
 
-    def leave(self, partial_A: Tensor) -> Tensor:
-        """Forward: reduce. Backward: gather."""
-        return partial_A if self.is_alone else _Leave.apply(partial_A, self)
-
 
 class _Enter(torch.autograd.Function):
     @staticmethod
@@ -97,15 +97,102 @@ class _Enter(torch.autograd.Function):
         return ctx.dispatch.reduce(dx_A), None
 
 
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial_A: Tensor, dispatch: Dispatch) -> Tensor:
-        ctx.dispatch = dispatch
-        return dispatch.reduce(partial_A)
+class SortedSlots(NamedTuple):
+    """The slots of tokens, sorted by expert.
+
+    Args:
+        token_M: which token each row is of. row_AK: where each slot is. end_E: int32, where each expert's rows end.
+        slot_M: of each row. expert_M: of each row; E for rows that nothing computes. computed_AK: which slots are;
+            None: all.
+    """
+
+    token_M: Tensor
+    slot_M: Tensor
+    row_AK: Tensor
+    end_E: Tensor
+    expert_M: Tensor
+    computed_AK: Tensor | None
+
+    def gather(self, x_AK: Tensor) -> Tensor:
+        """Values of slots in the order of rows: [A, K] -> [M]."""
+        gathered: Tensor = _Reordered.apply(x_AK, self)
+        return gathered
+
+    def combine(self, y_MD: Tensor, kernels: Kernels) -> Tensor:
+        """The sum of each token's slots: [M, D] -> [A, D]."""
+        combined: Tensor = kernels.sum_slots(y_MD, self.row_AK, self.computed_AK)
+        return combined
+
+
+@torch.no_grad()
+def sort_slots(expert_AK: Tensor, num_experts: int, *, all_computed: bool, rows: int | None = None) -> SortedSlots:
+    """Sort slots by expert, those of an expert by token; those of expert E, which nothing computes, come last.
+
+    Args:
+        all_computed: there are no such slots. rows: that are computed; None: unknown, so there are rows for as many as
+            can be: a token has at most one for each expert.
+    """
+    (tokens, top_k), flat = expert_AK.shape, expert_AK.flatten()
+    slot = flat.argsort(stable=True)
+    row = torch.empty_like(slot).scatter_(0, slot, torch.arange(len(slot), device=slot.device))
+    ends_E = torch.searchsorted(flat[slot], torch.arange(num_experts, device=flat.device), right=True, out_int32=True)
+    most = tokens * min(top_k, num_experts) if rows is None else rows
+    slot_M = slot[:most]
+    return SortedSlots(
+        token_M=slot_M // top_k,
+        slot_M=slot_M,
+        row_AK=row.clamp(max=max(most - 1, 0)).view(expert_AK.shape),
+        end_E=ends_E,
+        expert_M=flat[slot_M],
+        computed_AK=None if all_computed else expert_AK < num_experts,
+    )
+
+
+class _Reordered(torch.autograd.Function):
+    """Forward: values of slots by row. Backward: of rows by slot."""
 
     @staticmethod
-    def backward(ctx: Any, dout_N: Tensor) -> tuple[Tensor, None]:
-        return ctx.dispatch.gather(dout_N), None
+    def forward(ctx: Any, x_AK: Tensor, slots: SortedSlots) -> Tensor:
+        ctx.slots = slots
+        return x_AK.flatten()[slots.slot_M]
+
+    @staticmethod
+    def backward(ctx: Any, dx_M: Tensor) -> tuple[Tensor, None]:
+        slots = ctx.slots
+        dx_AK = dx_M[slots.row_AK]
+        return dx_AK if slots.computed_AK is None else torch.where(slots.computed_AK, dx_AK, 0.0), None
+
+
+class Gathering:
+    """The way of a microbatch's tokens by gathering.
+
+    Args:
+        slots: of all gathered tokens.
+
+    Attributes:
+        keeps: whether brought tokens are kept for backward; otherwise they are brought again.
+    """
+
+    keeps = False
+
+    def __init__(self, dispatch: Dispatch, slots: SortedSlots) -> None:
+        self.dispatch, self.slots = dispatch, slots
+
+    def bring(self, x_ND: Tensor) -> Tensor:
+        """The tokens of all ranks: [N, D] -> [A, D]."""
+        return self.dispatch.gather(x_ND)
+
+    def start_bringing(self, x_ND: Tensor) -> Pending:
+        """`bring`, overlapped with the following computation."""
+        return self.dispatch.start_gather(x_ND)
+
+    def weights(self, weight_NK: Tensor) -> Tensor:
+        """Those of brought tokens, differentiable."""
+        return self.dispatch.enter(weight_NK)
+
+    def take_back(self, y_MD: Tensor, kernels: Kernels) -> Tensor:
+        """The sum of each token's slots, from what ranks have computed of them: [M, D] -> [N, D]."""
+        return self.dispatch.reduce(self.slots.combine(y_MD, kernels))
 
 
 class _Counts(NamedTuple):
@@ -114,37 +201,56 @@ class _Counts(NamedTuple):
     send: Sequence[int]
     receive: Sequence[int]
 
+    def back(self) -> _Counts:
+        """Those of the way back."""
+        return _Counts(self.receive, self.send)
+
 
 class Exchange:
-    """The way of a microbatch's tokens to the ranks of their experts, and of the results back.
+    """The way of a microbatch's tokens by all-to-all, to the ranks of their experts.
 
     Args:
-        expert_AK: of all ranks; beyond the last one: the slot is dropped. num_experts: of each rank.
+        expert_NK: of this rank's tokens; beyond the last one: the slot is dropped. num_experts: of each rank.
+        all_computed: nothing is dropped.
 
     Attributes:
-        rows: M.
+        keeps: see `Gathering`. slots: of the tokens that this rank receives.
     """
 
+    keeps = True
+
     @torch.no_grad()
-    def __init__(self, expert_AK: Tensor, num_experts: int, ep: Group) -> None:
-        self.ep, self.num_experts = ep, num_experts
-        (tokens, top_k), ranks, device = expert_AK.shape, ep.size, expert_AK.device
+    def __init__(self, dispatch: Dispatch, expert_NK: Tensor, num_experts: int, *, all_computed: bool) -> None:
+        self.dispatch, self.ep, self.num_experts = dispatch, dispatch.ep, num_experts
+        expert_AK = dispatch.gather(expert_NK)
+        (tokens, top_k), ranks, device = expert_AK.shape, self.ep.size, expert_AK.device
         rank_AK = (expert_AK // num_experts).clamp(max=ranks)
         goes_AG = torch.zeros(tokens, ranks + 1, dtype=torch.bool, device=device).scatter_(1, rank_AK, True)[:, :ranks]
-        slots_G = (rank_AK.flatten().unsqueeze(1) == torch.arange(ranks, device=device)).sum(0)
-        self._tokens, self._slots = self._agree(goes_AG.sum(0), slots_G, tokens=tokens, top_k=top_k)
-        self.rows = sum(self._slots.receive)
+        slot_TG = rank_AK.flatten().unsqueeze(1) == torch.arange(ranks, device=device)
+        self._tokens, self._slots = self._agree(goes_AG.sum(0), slot_TG.sum(0), tokens=tokens, top_k=top_k)
         # Tokens in the order in which they are sent, by rank; and where the copy for each rank is, or behind all.
-        goes_GA = goes_AG.t().flatten()
         sent = sum(self._tokens.send)
-        self.token_S = goes_GA.to(torch.int8).argsort(descending=True, stable=True)[:sent] % tokens
-        self._copy_AG = torch.where(goes_GA, goes_GA.cumsum(0) - 1, sent).view(ranks, tokens).t()
-        # Slots in the order in which their results come back: by rank, token and slot.
+        self._copy_AG = torch.where(goes_AG, goes_AG.cumsum(0) - 1 + self._starts(self._tokens.send, device), sent)
+        token_A1 = torch.arange(tokens, device=device).unsqueeze(1)
+        self.token_S = _inverse(self._copy_AG, token_A1.expand_as(self._copy_AG), sent)
+        # Results of slots come back by rank, token and slot.
         back = sum(self._slots.send)
-        slot_T = rank_AK.flatten().argsort(stable=True)[:back]
-        self._token_T = slot_T // top_k
-        place = torch.full((tokens * top_k,), back, dtype=torch.int64, device=device)
-        self._place_AK = place.scatter_(0, slot_T, torch.arange(len(slot_T), device=device)).view(tokens, top_k)
+        place_TG = slot_TG.cumsum(0) - 1 + self._starts(self._slots.send, device)
+        self._place_AK = torch.where(slot_TG, place_TG, 0).sum(1).clamp_(max=max(back - 1, 0)).view(tokens, top_k)
+        self._sent_AK = None if all_computed else rank_AK < ranks
+        # What this rank computes.
+        own_RK = self._exchanged(expert_AK[self.token_S], self._tokens) - self.ep.rank * num_experts
+        own_RK = torch.where((own_RK >= 0) & (own_RK < num_experts), own_RK, num_experts)
+        rows = sum(self._slots.receive)
+        self.slots = sort_slots(own_RK, num_experts, all_computed=False, rows=rows)
+        computed_RK = own_RK < num_experts
+        place_RK = torch.where(computed_RK, computed_RK.flatten().cumsum(0).view(own_RK.shape) - 1, rows)
+        self._row_T = _inverse(place_RK, self.slots.row_AK, rows)
+
+    @staticmethod
+    def _starts(counts: Sequence[int], device: torch.device) -> Tensor:
+        """Where the part of each rank begins."""
+        return torch.tensor([sum(counts[:rank]) for rank in range(len(counts))], device=device)
 
     def _agree(self, tokens_G: Tensor, slots_G: Tensor, *, tokens: int, top_k: int) -> tuple[_Counts, _Counts]:
         """The numbers of tokens and slots for and from each rank, on the host."""
@@ -158,69 +264,45 @@ class Exchange:
         (sent, slots), (received, computed) = torch.stack((mine_G2, theirs_G2)).transpose(1, 2).tolist()
         return _Counts(sent, received), _Counts(slots, computed)
 
-    def send(self, x_AD: Tensor) -> Tensor:
-        """To the ranks of the experts: [A, D] -> [R, D]."""
-        return self._exchange(_Copied.apply(x_AD, self), self._tokens)
+    def bring(self, x_ND: Tensor) -> Tensor:
+        """Tokens to the ranks of their experts: [N, D] -> [R, D]."""
+        return self._exchanged(self.dispatch.gather(x_ND)[self.token_S], self._tokens)
 
-    def send_experts(self, expert_AK: Tensor) -> Tensor:
-        """The experts of received tokens, by their numbers here; those of other ranks are `num_experts`."""
-        own_RK = _exchanged(expert_AK[self.token_S], self._tokens, self.ep) - self.ep.rank * self.num_experts
-        return torch.where((own_RK >= 0) & (own_RK < self.num_experts), own_RK, self.num_experts)
+    def weights(self, weight_NK: Tensor) -> Tensor:
+        """Those of received tokens, differentiable."""
+        weight_RK: Tensor = _Weights.apply(self.dispatch.enter(weight_NK), self)
+        return weight_RK
 
-    def bring_back(self, y_MD: Tensor) -> Tensor:
-        """The sum of each token's slots, from results in the order of received tokens and their slots: [A, D]."""
-        back = _Counts(self._slots.receive, self._slots.send)
-        combined: Tensor = _Combined.apply(self._exchange(y_MD, back), self)
-        return combined
+    def take_back(self, y_MD: Tensor, kernels: Kernels) -> Tensor:
+        """The sum of each token's slots, in their order, from what ranks have computed of them: [M, D] -> [N, D]."""
+        y_TD = self._exchanged(y_MD[self._row_T], self._slots.back())
+        if not len(y_TD):  # all are dropped
+            return self.dispatch.reduce(y_MD.new_zeros(len(self._place_AK), y_MD.shape[1]))
+        return self.dispatch.reduce(kernels.sum_slots(y_TD, self._place_AK, self._sent_AK))
 
-    def _exchange(self, x_SD: Tensor, counts: _Counts) -> Tensor:
-        exchanged: Tensor = _Exchanged.apply(x_SD, counts, self.ep)
-        return exchanged
-
-
-class _Copied(torch.autograd.Function):
-    """Forward: a copy of a token for each rank. Backward: the sum of the copies' gradients, in rank order."""
-
-    @staticmethod
-    def forward(ctx: Any, x_AD: Tensor, plan: Exchange) -> Tensor:
-        ctx.plan = plan
-        return x_AD[plan.token_S]
-
-    @staticmethod
-    def backward(ctx: Any, dx_SD: Tensor) -> tuple[Tensor, None]:
-        padded = torch.cat((dx_SD, dx_SD.new_zeros(1, *dx_SD.shape[1:])))
-        return padded[ctx.plan._copy_AG].sum(1), None
+    def _exchanged(self, x_SD: Tensor, counts: _Counts) -> Tensor:
+        width = x_SD.shape[1]
+        send, receive = ([count * width for count in numbers] for numbers in counts)
+        return all_to_all(x_SD.flatten(), send=send, receive=receive, group=self.ep).view(-1, width)
 
 
-class _Combined(torch.autograd.Function):
-    """Forward: the sum of each token's slots, in their order. Backward: the token's gradient for each slot."""
+def _inverse(place: Tensor, values: Tensor, size: int) -> Tensor:
+    """The value at each place, those of place `size` left out: [size]."""
+    out = torch.zeros(size + 1, dtype=torch.int64, device=place.device)
+    return out.scatter_(0, place.flatten(), values.flatten())[:size]
+
+
+class _Weights(torch.autograd.Function):
+    """Forward: to the ranks of the experts. Backward: back; of each weight one rank has a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, y_TD: Tensor, plan: Exchange) -> Tensor:
-        ctx.plan = plan
-        padded = torch.cat((y_TD, y_TD.new_zeros(1, y_TD.shape[1])))
-        return padded[plan._place_AK].sum(1)
+    def forward(ctx: Any, weight_AK: Tensor, way: Exchange) -> Tensor:
+        ctx.way = way
+        return way._exchanged(weight_AK[way.token_S], way._tokens)
 
     @staticmethod
-    def backward(ctx: Any, dout_AD: Tensor) -> tuple[Tensor, None]:
-        return dout_AD[ctx.plan._token_T], None
-
-
-class _Exchanged(torch.autograd.Function):
-    """Forward: rows to and from each rank. Backward: the gradients on the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, x_SD: Tensor, counts: _Counts, group: Group) -> Tensor:
-        ctx.counts, ctx.group = counts, group
-        return _exchanged(x_SD, counts, group)
-
-    @staticmethod
-    def backward(ctx: Any, dx_RD: Tensor) -> tuple[Tensor, None, None]:
-        back = _Counts(ctx.counts.receive, ctx.counts.send)
-        return _exchanged(dx_RD, back, ctx.group), None, None
-
-
-def _exchanged(x_SD: Tensor, counts: _Counts, group: Group) -> Tensor:
-    width = x_SD.shape[1]
-    send, receive = ([count * width for count in numbers] for numbers in counts)
-    return all_to_all(x_SD.flatten(), send=send, receive=receive, group=group).view(-1, width)
+    def backward(ctx: Any, dweight_RK: Tensor) -> tuple[Tensor, None]:
+        way = ctx.way
+        copies_SK = way._exchanged(dweight_RK, way._tokens.back())
+        padded = torch.cat((copies_SK, copies_SK.new_zeros(1, copies_SK.shape[1])))
+        return padded[way._copy_AG].sum(1), None

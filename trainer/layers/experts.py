@@ -5,7 +5,8 @@ all of them; nothing waits for the host. An expert's output is multiplied by its
 a token's outputs are added in the order of its slots, which makes the sum the same in every layout. Saved are the
 tokens, not their K copies: backward sorts them again.
 
-A rank has some of the experts, or a part of the hidden features of each, or both; dispatch.py brings it the tokens.
+A rank has some of the experts, or a part of the hidden features of each, or both; dispatch.py brings it tokens and
+sorts their slots.
 
 Shapes: N tokens of this rank, A tokens that it computes, E experts of this rank, K slots of a token, M rows sorted by
 expert, D hidden, F features of an expert on this rank.
@@ -16,114 +17,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, MainGradients, Parallel, as_input
-from trainer.layers.dispatch import Dispatch, Exchange
+from trainer.layers.dispatch import Dispatch, Exchange, Gathering, SortedSlots, sort_slots
 from trainer.layers.mlp import MLP, activated
 from trainer.layers.recompute import recomputed
 from trainer.layers.router import Router, RouterLosses, Rows, score_logits
 from trainer.layers.shapes import GATED, MLPShape, MoEShape
 from trainer.parallel.collectives import Group, Pending
 
-
-class SortedSlots(NamedTuple):
-    """The slots of tokens, sorted by expert.
-
-    Args:
-        token_M: which token each row is of. row_AK: where each slot is. end_E: int32, where each expert's rows end.
-        slot_M: of each row. expert_M: of each row; E for rows that nothing computes. computed_AK: which slots are;
-            None: all.
-    """
-
-    token_M: Tensor
-    slot_M: Tensor
-    row_AK: Tensor
-    end_E: Tensor
-    expert_M: Tensor
-    computed_AK: Tensor | None
-
-    def gather(self, x_AK: Tensor) -> Tensor:
-        """Values of slots in the order of rows: [A, K] -> [M]."""
-        gathered: Tensor = _Reordered.apply(x_AK, self)
-        return gathered
-
-    def in_order_of_slots(self, y_MD: Tensor) -> Tensor:
-        """Rows by token and slot, of those that are computed, of which there are as many as rows."""
-        assert self.computed_AK is not None, "there are slots that nothing computes"
-        computed = self.computed_AK.flatten().to(torch.int8).argsort(descending=True, stable=True)[: len(y_MD)]
-        ordered: Tensor = _Permuted.apply(y_MD, self.row_AK.flatten()[computed])
-        return ordered
-
-    def combine(self, y_MD: Tensor, kernels: Kernels) -> Tensor:
-        """The sum of each token's slots: [M, D] -> [A, D]."""
-        combined: Tensor = kernels.sum_slots(y_MD, self.row_AK, self.computed_AK)
-        return combined
-
-
-@torch.no_grad()
-def sort_slots(expert_AK: Tensor, num_experts: int, *, all_computed: bool, rows: int | None = None) -> SortedSlots:
-    """Sort slots by expert, those of an expert by token; those of expert E, which nothing computes, come last.
-
-    Args:
-        all_computed: there are no such slots. rows: that are computed; None: unknown, so there are rows for as many as
-            can be: a token has at most one for each expert.
-    """
-    (tokens, top_k), flat = expert_AK.shape, expert_AK.flatten()
-    slot = flat.argsort(stable=True)
-    row = torch.empty_like(slot).scatter_(0, slot, torch.arange(len(slot), device=slot.device))
-    ends_E = torch.searchsorted(flat[slot], torch.arange(num_experts, device=flat.device), right=True, out_int32=True)
-    most = tokens * min(top_k, num_experts) if rows is None else rows
-    slot_M = slot[:most]
-    return SortedSlots(
-        token_M=slot_M // top_k,
-        slot_M=slot_M,
-        row_AK=row.clamp(max=max(most - 1, 0)).view(expert_AK.shape),
-        end_E=ends_E,
-        expert_M=flat[slot_M],
-        computed_AK=None if all_computed else expert_AK < num_experts,
-    )
-
-
-class _Reordered(torch.autograd.Function):
-    """Forward: values of slots by row. Backward: of rows by slot."""
-
-    @staticmethod
-    def forward(ctx: Any, x_AK: Tensor, slots: SortedSlots) -> Tensor:
-        ctx.slots = slots
-        return x_AK.flatten()[slots.slot_M]
-
-    @staticmethod
-    def backward(ctx: Any, dx_M: Tensor) -> tuple[Tensor, None]:
-        slots = ctx.slots
-        dx_AK = dx_M[slots.row_AK]
-        return dx_AK if slots.computed_AK is None else torch.where(slots.computed_AK, dx_AK, 0.0), None
-
-
-class _Permuted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y_MD: Tensor, row_M: Tensor) -> Tensor:
-        ctx.row_M = row_M
-        return y_MD[row_M]
-
-    @staticmethod
-    def backward(ctx: Any, dy_MD: Tensor) -> tuple[Tensor, None]:
-        return torch.empty_like(dy_MD).index_copy_(0, ctx.row_M, dy_MD), None
+Way = Gathering | Exchange
 
 
 class _Combine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y_MD: Tensor, slots: SortedSlots, kernels: Kernels) -> Tensor:
-        ctx.slots = slots
-        return slots.combine(y_MD, kernels)
+    """Forward: the sum of each token's slots. Backward: a token's gradient for each of them."""
 
     @staticmethod
-    def backward(ctx: Any, dout_AD: Tensor) -> tuple[Tensor, None, None]:
-        return dout_AD[ctx.slots.token_M], None, None
+    def forward(ctx: Any, y_MD: Tensor, way: Way, kernels: Kernels) -> Tensor:
+        ctx.way = way
+        return way.take_back(y_MD, kernels)
+
+    @staticmethod
+    def backward(ctx: Any, dout_ND: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.way.bring(dout_ND)[ctx.way.slots.token_M], None, None
 
 
 class Experts(Layer):
@@ -148,34 +69,27 @@ class Experts(Layer):
         self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, *, all_computed: bool, recompute: bool = False
     ) -> Tensor:
         """The weighted sum of each token's experts: [N, D]."""
+        way = self.way(expert_NK, all_computed=all_computed)
+        up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, way)
+        weight_M = way.slots.gather(way.weights(weight_NK))
+        z_MF = _Weighted.apply(up_MF, weight_M, self)
+        again = recomputed(z_MF, lambda: self.kernels.weigh(self.activated(up_MF.detach()), weight_M.detach()))
+        with again if recompute else nullcontext():
+            y_MD = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, way.slots)
+        combined_ND: Tensor = _Combine.apply(y_MD, way, self.kernels)
+        return combined_ND
+
+    def way(self, expert_NK: Tensor, *, all_computed: bool) -> Way:
+        """The way of tokens to this rank's experts, and of results back."""
         dispatch = self.dispatch
-        expert_AK, weight_AK = dispatch.gather(expert_NK), dispatch.enter(weight_NK)
         if dispatch.exchanges:
-            plan = Exchange(expert_AK, self.num_experts, dispatch.ep)
-            received = plan.send(dispatch.enter(x_ND)), plan.send(weight_AK)
-            slots = sort_slots(plan.send_experts(expert_AK), self.num_experts, all_computed=False, rows=plan.rows)
-            y_MD = self._computed(*received, slots, gather=False, recompute=recompute)
-            return dispatch.leave(plan.bring_back(slots.in_order_of_slots(y_MD)))
+            return Exchange(dispatch, expert_NK, self.num_experts, all_computed=all_computed)
+        expert_AK = dispatch.gather(expert_NK)
         if dispatch.expert_ranks > 1:
             own_AK = expert_AK - dispatch.expert_rank * self.num_experts
             expert_AK = torch.where((own_AK >= 0) & (own_AK < self.num_experts), own_AK, self.num_experts)
             all_computed = False
-        slots = sort_slots(expert_AK, self.num_experts, all_computed=all_computed)
-        y_MD = self._computed(x_ND, weight_AK, slots, gather=True, recompute=recompute)
-        combined_AD: Tensor = _Combine.apply(y_MD, slots, self.kernels)
-        return dispatch.leave(combined_AD)
-
-    def _computed(
-        self, x_ND: Tensor, weight_AK: Tensor, slots: SortedSlots, *, gather: bool, recompute: bool
-    ) -> Tensor:
-        """The weighted result of each row: [M, D]; with `gather`, of the tokens of all ranks."""
-        up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, slots, gather)
-        weight_M = slots.gather(weight_AK)
-        z_MF = _Weighted.apply(up_MF, weight_M, self)
-        again = recomputed(z_MF, lambda: self.kernels.weigh(self.activated(up_MF.detach()), weight_M.detach()))
-        with again if recompute else nullcontext():
-            y_MD: Tensor = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, slots)
-        return y_MD
+        return Gathering(dispatch, sort_slots(expert_AK, self.num_experts, all_computed=all_computed))
 
     def activated(self, up_MF: Tensor) -> Tensor:
         """[M, F] of the first product's [M, F] or [M, 2F]."""
@@ -204,36 +118,27 @@ class _Weighted(torch.autograd.Function):
 
 
 class _Up(torch.autograd.Function):
-    """Forward: gather tokens, sort, multiply. Backward: multiply, combine, reduce."""
+    """Forward: bring tokens, sort, multiply. Backward: multiply, take back."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x_ND: Tensor,
-        weight_EFD: Tensor,
-        bias_EF: Tensor | None,
-        layer: Experts,
-        slots: SortedSlots,
-        gather: bool,
-    ) -> Tensor:
-        ctx.save_for_backward(x_ND, weight_EFD)
-        ctx.layer, ctx.slots, ctx.bias, ctx.gather = layer, slots, bias_EF is not None, gather
-        x_MD = (layer.dispatch.gather(x_ND) if gather else x_ND)[slots.token_M]
-        y_MF: Tensor = layer.kernels.grouped_product(x_MD, weight_EFD, slots.end_E)
-        return y_MF if bias_EF is None else _add_bias(y_MF, bias_EF, slots)
+    def forward(ctx: Any, x_ND: Tensor, weight_EFD: Tensor, bias_EF: Tensor | None, layer: Experts, way: Way) -> Tensor:
+        x_AD = way.bring(x_ND)
+        ctx.save_for_backward(x_AD if way.keeps else x_ND, weight_EFD)
+        ctx.layer, ctx.way, ctx.bias = layer, way, bias_EF is not None
+        y_MF: Tensor = layer.kernels.grouped_product(x_AD[way.slots.token_M], weight_EFD, way.slots.end_E)
+        return y_MF if bias_EF is None else _add_bias(y_MF, bias_EF, way.slots)
 
     @staticmethod
     def backward(ctx: Any, dy_MF: Tensor) -> tuple[Tensor | None, ...]:
-        x_ND, weight_EFD = ctx.saved_tensors
-        layer, slots = ctx.layer, ctx.slots
-        gathered = layer.dispatch.start_gather(x_ND) if ctx.gather else Pending(x_ND)
+        x, weight_EFD = ctx.saved_tensors
+        layer, way, slots = ctx.layer, ctx.way, ctx.way.slots
+        brought = Pending(x) if way.keeps else way.start_bringing(x)
         dx_MD = layer.kernels.grouped_product(dy_MF, weight_EFD.transpose(1, 2), slots.end_E)
-        x_AD = gathered.wait()
-        dx_AD = slots.combine(dx_MD, layer.kernels)
-        dx_ND = layer.dispatch.reduce(dx_AD) if ctx.gather else dx_AD
+        x_AD = brought.wait()
+        dx_ND = way.take_back(dx_MD, layer.kernels)
         dweight = _weight_gradient(layer, "up", dy_MF, lambda: x_AD[slots.token_M], slots)
         dbias = _bias_gradient(layer, "up_bias", dy_MF, None, slots) if ctx.bias else None
-        return dx_ND, dweight, dbias, None, None, None
+        return dx_ND, dweight, dbias, None, None
 
 
 class _Down(torch.autograd.Function):

@@ -1,0 +1,87 @@
+"""Tokens on their way to experts of other ranks: the bits of one rank, whatever the loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.ranks import run_ranks
+from trainer.kernels.table import PLAIN
+from trainer.layers.base import Parallel
+from trainer.layers.dispatch import Dispatch
+from trainer.layers.experts import Experts
+from trainer.layers.shapes import MLPShape
+from trainer.parallel.collectives import Group
+from trainer.parallel.mesh import Mesh
+
+EXPERTS, TOP_K, TOKENS, WIDTH = 8, 4, 24, 12
+LOADS = ("drawn", "an empty rank", "an empty expert, and one that computes every token", "dropped")
+
+
+def _row_by_row(x_MI: Tensor, weight_EOI: Tensor, end_E: Tensor) -> Tensor:
+    """A product whose rows do not depend on how many there are, which those of libraries may."""
+    rows = [PLAIN.grouped_product(x_MI[i : i + 1], weight_EOI, (end_E > i).int()) for i in range(len(x_MI))]
+    return torch.cat(rows) if rows else x_MI.new_zeros(0, weight_EOI.shape[1])
+
+
+def _choices(load: str) -> Tensor:
+    """The experts of all tokens."""
+    generator = torch.Generator().manual_seed(3)
+    expert_NE = torch.rand(TOKENS, EXPERTS, generator=generator).argsort(1)
+    expert_NK = expert_NE[:, :TOP_K].clone()
+    if load == "an empty rank":  # of two; of four there are two, and all tokens go to the others
+        expert_NK = EXPERTS // 2 + torch.rand(TOKENS, EXPERTS // 2, generator=generator).argsort(1)
+    elif load == "an empty expert, and one that computes every token":
+        others_NK = torch.rand(TOKENS, EXPERTS - 2, generator=generator).argsort(1)[:, : TOP_K - 1]
+        expert_NK = torch.cat((others_NK, torch.full((TOKENS, 1), EXPERTS - 1)), 1)
+    elif load == "dropped":
+        expert_NK[torch.rand(expert_NK.shape, generator=generator) < 0.4] = EXPERTS
+        expert_NK[:6] = EXPERTS  # all of the first rank of four
+    return expert_NK
+
+
+def _passes(context, load: str, exchanges: bool) -> dict[str, Tensor]:
+    """The outputs of this rank's tokens and their gradients, and gradients of the first and last expert."""
+    torch.manual_seed(5)
+    ranks = context.world
+    groups = context.join(Mesh(ranks, ep=ranks)).groups if ranks > 1 else {}
+    alone = Parallel(Group.single("tp"), sequence_parallel=False)
+    shape = MLPShape(width=WIDTH, inner=16, activation="swiglu", bias=True)
+    dispatch = Dispatch(alone, groups, exchanges=exchanges)
+    layer = Experts(shape, EXPERTS, dispatch, kernels=replace(PLAIN, grouped_product=_row_by_row))
+    mine = slice(dispatch.expert_rank * layer.num_experts, (dispatch.expert_rank + 1) * layer.num_experts)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(EXPERTS, *parameter.shape[1:])[mine])
+    expert_NK = _choices(load)
+    tokens = (torch.randn(TOKENS, WIDTH), torch.rand(TOKENS, TOP_K), torch.randn(TOKENS, WIDTH), expert_NK)
+    x, weight, dout, expert_NK = (each.unflatten(0, (ranks, -1))[context.rank].clone() for each in tokens)
+    weight = torch.where(expert_NK < EXPERTS, weight, 0.0)
+    for each in (x, weight):
+        each.requires_grad_()
+    out = layer(x, expert_NK, weight, all_computed=load != "dropped")
+    out.backward(dout)
+    assert all(parameter.grad is not None for parameter in layer.parameters()), "zeros for experts without tokens"
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    return {"out": out.detach(), "dx": x.grad, "dweight": weight.grad, **gradients}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return {load: run_ranks(_passes, 1, load, False)[0] for load in LOADS}
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("exchanges", [True, False], ids=["all-to-all", "gather"])
+def test_ranks_that_share_experts_compute_what_one_does(alone, ranks, load, exchanges):
+    """By all-to-all the same bits, since slots are added in their order, forward and backward."""
+    results, expected = run_ranks(_passes, ranks, load, exchanges), alone[load]
+    for name, value in expected.items():
+        whole = torch.cat([result[name] for result in results])
+        exact = exchanges and name in ("out", "dx", "dweight")
+        tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-5, "atol": 1e-4}
+        torch.testing.assert_close(whole, value, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
