@@ -176,6 +176,24 @@ def test_a_killed_rank_ends_requests_and_ranks(model: str, when: str, rank: int)
         wait_until_gone(ranks)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "rank"), [("mesh.tp=1", 0), *(pytest.param("mesh.tp=2", rank, marks=pytest.mark.soak) for rank in (0, 1))]
+)
+def test_a_stopped_rank_ends_requests_and_ranks(model: str, mesh: str, rank: int) -> None:
+    with started(model, mesh) as server:
+        ranks = server.ranks()
+        with opened(server, stream=True, texts=100) as connection:
+            connection.recv(1000)
+            began_s = time.monotonic()
+            os.kill(ranks[rank], signal.SIGSTOP)
+            said = rest(connection)
+            assert time.monotonic() - began_s < ERROR_S
+        assert f"rank {rank} did not respond for 8 s".encode() in said and b"[DONE]" not in said
+        code, lines = server.end()
+        assert code == 5 and f"rank {rank} did not respond for 8 s; rank {rank} was last in " in lines
+        wait_until_gone(ranks)
+
+
 @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_killed_server_takes_its_ranks_along(model: str, stream: bool) -> None:
     with started(model, "mesh.pp=2" if not stream else "mesh.tp=1") as server:

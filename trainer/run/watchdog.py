@@ -268,7 +268,7 @@ class Watchdog:
             self._actions += 1
             self._unused.append(event)
         frame = sys._current_frames().get(self._main)
-        stood = (self._actions, *_fingerprint(frame))
+        stood = (self._actions, *fingerprint(frame))
         still = self._heartbeat.still + 1 if stood == self._stood else 0
         self._stood = stood
         now = stands(frame, self.ranks.members, still=still)
@@ -317,7 +317,7 @@ class Watchdog:
             self.tell(f"the other ranks wait for {named}{places_text or late_text}")
 
 
-def _fingerprint(frame: FrameType | None) -> Iterator[tuple[int, int]]:
+def fingerprint(frame: FrameType | None) -> Iterator[tuple[int, int]]:
     """A value that changes when a thread moves: its frames and the positions in them."""
     while frame is not None:
         yield id(frame), frame.f_lasti

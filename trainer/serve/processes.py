@@ -1,8 +1,9 @@
-"""The processes of a server: starts one per rank, and notices when one has ended.
+"""The processes of a server: starts one per rank, and notices when one has ended or hangs.
 
 The ranks are started as those of a run (trainer/run/launch.py): they find each other in a store of this process, leave
 their errors as reports in a folder, and die with this process. In addition rank 0 has a pipe to this process, and one
-to each other rank.
+to each other rank; each rank has one to this process, for its beats. Silence is counted in looks of this process, so
+that a machine that was suspended goes on.
 """
 
 from __future__ import annotations
@@ -22,11 +23,50 @@ from typing import Any
 
 from mdata import BadInputError, DamageError, MdataError, ResourceError, UsageError
 from mdata.util import atomic_io
+from trainer.run.heartbeats import Heartbeat, numbers, places
 from trainer.run.launch import RankFault, first_cause, rank_environment, read_reports
 from trainer.serve.rank import SETTINGS
-from trainer.serve.service import hang_up
+from trainer.serve.service import Service, hang_up
 
 POLL_S, PATIENCE_S = 0.1, 5.0  # PATIENCE_S: for ranks to end once their pipes are closed
+SILENT_S = 8.0  # without a beat: the process was stopped, or hangs in the kernel
+STILL_S = 60.0  # in which no rank moves though sequences are open: they wait for each other, or for a device
+
+
+class Beats:
+    """Whether ranks hang, by their beats.
+
+    Args:
+        connections: from which each rank's beats come.
+
+    Attributes:
+        last: of each rank. problem: what is wrong; "": nothing.
+    """
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self.last, self.problem = dict.fromkeys(range(len(connections)), Heartbeat()), ""
+        self._connections = connections
+        self._looks_silent, self._looks_still = [0] * len(connections), 0
+
+    def look(self, *, busy: bool) -> str:
+        """Read the beats that came, and return `problem`; to be called every POLL_S seconds.
+
+        Args:
+            busy: sequences are open, so a rank has to move.
+        """
+        for rank, connection in enumerate(self._connections):
+            self._looks_silent[rank] += 1
+            with suppress(EOFError, ConnectionResetError):  # the rank has ended
+                while connection.poll():
+                    self.last[rank], self._looks_silent[rank] = connection.recv(), 0
+        still = busy and all(beat.still for beat in self.last.values())
+        self._looks_still = self._looks_still + 1 if still else 0
+        if silent := [rank for rank, looks in enumerate(self._looks_silent) if looks * POLL_S >= SILENT_S]:
+            where = places([(rank, self.last[rank]) for rank in silent], last=True)
+            self.problem = f"{numbers(silent)} did not respond for {SILENT_S:.0f} s; {where}"
+        elif self._looks_still * POLL_S >= STILL_S:
+            self.problem = f"no rank moved for {STILL_S:.0f} s; {places(list(self.last.items()))}"
+        return self.problem
 
 
 class Ranks:
@@ -38,7 +78,7 @@ class Ranks:
         settings: see `serve_here`.
 
     Attributes:
-        connection: to rank 0.
+        connection: to rank 0. beats: of each rank.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, settings: Mapping[str, Any], *, nproc: int) -> None:
@@ -51,14 +91,17 @@ class Ranks:
         pairs = [os.pipe() for _ in range(nproc - 1)]
         to_others = [write for _, write in pairs]
         pipes: list[list[int | None]] = [[there.fileno(), *to_others], *([None, read] for read, _ in pairs)]
-        atomic_io.atomic_write(folder / SETTINGS, json.dumps({**settings, "pipes": pipes}).encode())
+        beats = [os.pipe() for _ in range(nproc)]
+        self.beats = Beats([Connection(read, writable=False) for read, _ in beats])
+        ends = {"pipes": pipes, "beats": [write for _, write in beats]}
+        atomic_io.atomic_write(folder / SETTINGS, json.dumps({**settings, **ends}).encode())
         try:
             for rank in range(nproc):
                 self._processes.append(
                     subprocess.Popen(
                         [*command, str(folder), "--serve"],
                         env=rank_environment(rank, nproc, self._store.port),
-                        pass_fds=[fd for fd in pipes[rank] if fd is not None],
+                        pass_fds=[fd for fd in (*pipes[rank], beats[rank][1]) if fd is not None],
                         start_new_session=True,  # Ctrl-C in a terminal reaches this process alone
                     )
                 )
@@ -70,14 +113,22 @@ class Ranks:
             for pair in pairs:
                 for fd in pair:
                     os.close(fd)
+            for _, write in beats:
+                os.close(write)
 
-    async def ended(self) -> None:
-        """Wait until a rank has ended."""
+    async def ended(self, service: Service) -> None:
+        """Wait until a rank has ended, or hangs and was killed."""
         while all(process.poll() is None for process in self._processes):
             await asyncio.sleep(POLL_S)
+            if service.ready.is_set() and self.beats.look(busy=service.open_rows > 0):
+                for process in self._processes:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
 
     def error(self) -> MdataError | RankFault:
         """Why the ranks ended, once one of them has."""
+        if self.beats.problem:
+            return ResourceError(self.beats.problem, fix="check this machine and its log, then start the server again")
         time.sleep(2 * POLL_S)  # the rank that explains the others' ends may be noticed after them
         codes = {rank: process.poll() for rank, process in enumerate(self._processes)}
         report = first_cause(read_reports(self._folder), {rank: code for rank, code in codes.items() if code})

@@ -4,15 +4,19 @@ Rank 0 has them from the server's process, and hands them on with the number of 
 else travels between the ranks except what the model's layers exchange and the chosen tokens. An idle rank waits
 for the next arrival. When the server's process is gone, rank 0 reads the end of its pipe, and so do the others. A beam
 search makes one step of its state machine beside each step of the engine, so that rows go on meanwhile; it has a cache
-of its own.
+of its own. A thread of each rank sends beats to the server's process, which so notices a rank that hangs.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +26,8 @@ from trainer.checkpoint.location import location_of
 from trainer.errors import LostRankError
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import find_placement, join_world, leave_at_the_end
+from trainer.run.heartbeats import stands
+from trainer.run.watchdog import fingerprint
 from trainer.tasks.beam import Beam, Beams
 from trainer.tasks.engine import Engine, Request, Token
 from trainer.tasks.generate import BeamSearch
@@ -29,6 +35,7 @@ from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
 SETTINGS = "serve.json"
+BEAT_S = 1.0
 
 
 class Search(NamedTuple):
@@ -171,6 +178,19 @@ def serve_rank(engine: Engine, model: Model, link: Link) -> None:
             link.reply((replies, engine.load()._asdict()))
 
 
+def send_beats(connection: Connection, link: Link, thread: int) -> None:
+    """Send where a thread of this process is every BEAT_S seconds, until nobody listens."""
+    before, still = tuple[Any, ...](), 0
+    with suppress(OSError):
+        while True:
+            frame = sys._current_frames().get(thread)
+            now = (link.step, *fingerprint(frame))
+            before, still = now, still + 1 if now == before else 0
+            connection.send(replace(stands(frame, {}, still=0), still=still))
+            del frame  # it keeps the tensors of its function
+            time.sleep(BEAT_S)
+
+
 def serve_here(folder: Path, *, rank: int) -> None:
     """Load the model and answer, as the rank that `processes.py` started.
 
@@ -186,6 +206,8 @@ def serve_here(folder: Path, *, rank: int) -> None:
         others=[Connection(pipe, readable=False) for pipe in pipes] if rank == 0 else (),
         first=None if rank == 0 else Connection(pipes[0], writable=False),
     )
+    beats = Connection(settings["beats"][rank], readable=False)
+    threading.Thread(target=send_beats, args=(beats, link, threading.get_ident()), daemon=True).start()
     world = join_world(Mesh(place.world_size, settings["tp"], pp=settings["pp"]), placement=place)
     model = Model.load(
         location_of(settings["model"]),

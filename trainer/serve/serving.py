@@ -2,7 +2,7 @@
 
 The port is bound before the model is loaded, so that a port in use is reported at once; until the model is loaded,
 requests get status 503. SIGTERM and Ctrl-C finish open requests and refuse new ones; a second one ends at once. When a
-rank has ended, open requests get an error, and the server ends with the rank's.
+rank has ended or hangs, open requests get an error, and the server ends with the rank's.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def serve(
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
     ready = asyncio.ensure_future(_announce(service, f"{served.model.name} is served at {address}", tell))
-    ended = asyncio.ensure_future(ranks.ended())
+    ended = asyncio.ensure_future(ranks.ended(service))
     try:
         await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done() and not serving.done():
