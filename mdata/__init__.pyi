@@ -44,6 +44,7 @@ from .samples.rows import Sample as Sample
 from .samples.sample_options import T5 as T5
 from .samples.sample_options import Bert as Bert
 from .samples.sample_options import Chat as Chat
+from .samples.sample_options import Classify as Classify
 from .samples.sample_options import Document as Document
 from .samples.sample_options import Fim as Fim
 from .samples.sample_options import Gpt as Gpt

@@ -46,14 +46,14 @@ from mdata.progress import SILENT, Progress
 from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Empty, FieldRows, Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
-from mdata.samples.sample_options import T5, Bert, MaskedKind, TextKind
+from mdata.samples.sample_options import T5, Bert, FieldKind, TextKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
 from mdata.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from mdata.mixing.megatron_blend import MegatronBlend
-    from mdata.samples.masked import MaskedSamples
+    from mdata.samples.field_samples import FieldSamples
     from mdata.tokenizers.base.tokenizer import Tokenizer
 
 
@@ -86,7 +86,7 @@ def open_dataset(
     split: Split = "train",
     split_shares: str = "100,0,0",
     num_samples: int | None = None,
-    kind: KindName | TextKind | MaskedKind = "gpt",
+    kind: KindName | TextKind | FieldKind = "gpt",
     order: OrderName | NativeOrder | MegatronOrder = "native",
     cache: str | Path | None = None,
     cache_size: str | None = None,
@@ -107,7 +107,7 @@ def open_dataset(
         split: "train", "valid", "test" by `split_shares`, or "whole": all of it (native: in file order, once).
         split_shares: shares of training, validation and test, as in Megatron's --split.
         num_samples: Megatron's order: decides the epochs (None: one). Native: only the length of a training set.
-        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert` or `T5`; or the name of one, with its default options.
+        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert`, `T5` or `Classify`; or the name of one, with defaults.
         order: `NativeOrder` or `MegatronOrder`, or its name.
         cache, cache_size: folder for built arrays and for blocks of corpora in object storage; limit of the blocks.
         tokenizer_unknown: "ok" mixes corpora that record their tokenizer with others that do not.
@@ -296,8 +296,8 @@ class Dataset:
 
     def empty_rows(self, num_rows: int, *, empty: Empty = np.empty) -> Rows:
         """A buffer for `read` that can be reused; `empty` makes its arrays."""
-        if isinstance(self.options.kind, MaskedKind):
-            return FieldRows(self._masked(0).allocate(num_rows, empty=empty), self.options.kind)
+        if isinstance(self.options.kind, FieldKind):
+            return FieldRows(self._of_fields(0).allocate(num_rows, empty=empty), self.options.kind)
         return empty_rows(num_rows, self.row_options, empty=empty)
 
     def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | None = None) -> Rows:
@@ -315,11 +315,11 @@ class Dataset:
             DamageError: a file has changed since it was opened.
         """
         numbers = sample_numbers(samples)
-        if isinstance(self.options.kind, MaskedKind):
+        if isinstance(self.options.kind, FieldKind):
             return self._read_fields(numbers, out, kind=self.options.kind)
         if isinstance(out, FieldRows):
             raise UsageError(
-                "out is for samples of bert or t5, but these samples are rows of text",
+                "out is for samples of several fields, but these samples are rows of text",
                 found=", ".join(out.fields),
                 expected="what empty_rows gives",
             )
@@ -335,23 +335,23 @@ class Dataset:
         self._check_range(numbers)  # only now: for eight rows it costs a tenth, and C++ checks each number anyway
         return finish(rows, self._gather(numbers, rows.text), options=options)
 
-    def _read_fields(self, numbers: Int64s, out: Rows | Int64s | None, *, kind: MaskedKind) -> FieldRows:
-        """`read` for kinds whose samples are several fields (bert, t5), not rows of text."""
+    def _read_fields(self, numbers: Int64s, out: Rows | Int64s | None, *, kind: FieldKind) -> FieldRows:
+        """`read` for kinds whose samples are several fields (bert, t5, classify), not rows of text."""
         if out is not None and not isinstance(out, FieldRows):
             raise UsageError("out is for rows of text, not for these samples", expected="what empty_rows gives")
         if self._alone:
             self._check_range(numbers)
             with self.components[0].damage_check:
-                fields = self._masked(0).read(numbers, None if out is None else out.fields)
+                fields = self._of_fields(0).read(numbers, None if out is None else out.fields)
             return FieldRows(fields, kind)
         components, inside = self.locate(numbers)
-        first = self._masked(0)
+        first = self._of_fields(0)
         fields = first.allocate(len(numbers)) if out is None else first.checked(out.fields, len(numbers))
         rows = FieldRows(fields, kind)
         for number in np.unique(components).tolist():
             places = np.flatnonzero(components == number)
             with self.components[number].damage_check:
-                part = self._masked(number).read(inside[places])
+                part = self._of_fields(number).read(inside[places])
             for name, values in part.items():
                 rows.fields[name][places] = values
         return rows
@@ -364,7 +364,7 @@ class Dataset:
         """
         kind = self.options.kind
         assert isinstance(kind, T5), "only T5 has spans"
-        fields, sentinels = self.read(samples).fields, self._masked(0).vocabulary.sentinels
+        fields, sentinels = self.read(samples).fields, self._of_fields(0).vocabulary.sentinels
         spans = np.isin(fields["text_enc"], sentinels).sum(1)
         cells = fields["dec_mask"].sum(1)
         masked = cells - spans - 1  # the decoder reads bos, and each span behind its sentinel
@@ -385,14 +385,14 @@ class Dataset:
 
     def rows_with_ends_inside(self, samples: npt.ArrayLike) -> float:
         """BERT: the share of these samples whose texts hold [CLS] or [SEP] themselves, and so have them twice."""
-        kind, vocabulary = self.options.kind, self._masked(0).vocabulary
+        kind, vocabulary = self.options.kind, self._of_fields(0).vocabulary
         assert isinstance(kind, Bert), "only BERT adds them"
         text = self.read(samples).fields["text"]
         ends = (text == vocabulary.cls).sum(1) + (text == vocabulary.sep).sum(1)
         return float((ends > (3 if kind.head else 2)).mean())
 
-    def _masked(self, number: int) -> MaskedSamples:
-        return cast("MaskedSamples", self.components[number].samples)
+    def _of_fields(self, number: int) -> FieldSamples:
+        return cast("FieldSamples", self.components[number].samples)
 
     def _gather(self, numbers: Int64s, text: Int64s) -> Gathered:
         if self._alone:

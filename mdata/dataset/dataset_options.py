@@ -25,7 +25,9 @@ from mdata.samples.sample_options import (
     T5,
     Bert,
     Chat,
+    Classify,
     Document,
+    FieldKind,
     Fim,
     Gpt,
     MaskedKind,
@@ -38,7 +40,7 @@ from mdata.samples.sample_options import (
 )
 
 Split = Literal["train", "valid", "test", "whole"]
-KindName = Literal["gpt", "document", "packed", "chat", "bert"]
+KindName = Literal["gpt", "document", "packed", "chat", "bert", "classify"]
 OrderName = Literal["native", "megatron"]
 WHOLE: Literal["whole"] = "whole"
 LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
@@ -90,7 +92,7 @@ class DatasetOptions:
         split: "train", "valid", "test" by `split_shares`, or "whole": all of it (native: in file order, once).
         split_shares: Megatron's split string.
         num_samples: Megatron's order: decides the epochs (None: one). Native: only the length of a training set.
-        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert` or `T5`.
+        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert`, `T5` or `Classify`.
         order: `NativeOrder` or `MegatronOrder`.
         cache: folder for built arrays (packed, bert, t5, megatron; None: see mdata/array_cache/cache.py) and for blocks
             of corpora in object storage. cache_size: limit on these blocks, such as "500 GiB"; None: the disk's.
@@ -107,7 +109,7 @@ class DatasetOptions:
     split: str = "train"
     split_shares: str = "100,0,0"
     num_samples: int | None = None
-    kind: TextKind | MaskedKind = field(default_factory=Gpt)
+    kind: TextKind | FieldKind = field(default_factory=Gpt)
     order: NativeOrder | MegatronOrder = field(default_factory=NativeOrder)
     cache: str | None = None
     cache_size: str | None = None
@@ -120,8 +122,10 @@ class DatasetOptions:
         check_one_of("split", self.split, allowed=(*SPLITS, WHOLE))
         check_one_of("mode", self.mode, allowed=MODES)
         check_one_of("tokenizer_unknown", self.tokenizer_unknown, allowed=TOKENIZER_UNKNOWN)
-        if not isinstance(self.kind, TextKind | MaskedKind):
-            raise UsageError(f"kind is {self.kind!r}", expected="Gpt(), Document(), Packed(), Chat(), Bert() or T5()")
+        if not isinstance(self.kind, TextKind | FieldKind):
+            raise UsageError(
+                f"kind is {self.kind!r}", expected="Gpt(), Document(), Packed(), Chat(), Bert(), T5() or Classify()"
+            )
         if not isinstance(self.order, NativeOrder | MegatronOrder):
             raise UsageError(f"order is {self.order!r}", expected="NativeOrder() or MegatronOrder()")
         check_integer("threads", self.threads, least=1)
@@ -253,7 +257,7 @@ class DatasetOptions:
             identity["longer"] = kind.longer
         if isinstance(kind, Packed):
             identity["packing"] = f"best fit {PACKING_VERSION}"
-        if isinstance(kind, MaskedKind):
+        if isinstance(kind, FieldKind):
             identity[kind.name] = kind.identity
         if isinstance(order, MegatronOrder):
             identity |= {"num_samples": self.num_samples, "pad": order.pad}
@@ -261,7 +265,9 @@ class DatasetOptions:
         return identity
 
 
-KINDS: Mapping[str, type[TextKind | MaskedKind]] = {kind.name: kind for kind in (Gpt, Document, Packed, Chat, Bert, T5)}
+KINDS: Mapping[str, type[TextKind | FieldKind]] = {
+    kind.name: kind for kind in (Gpt, Document, Packed, Chat, Bert, T5, Classify)
+}
 ORDERS: Mapping[str, type[NativeOrder | MegatronOrder]] = {order.name: order for order in (NativeOrder, MegatronOrder)}
 _PREFIXED: Mapping[type, Mapping[str, str]] = {
     Fim: {field.name: f"fim_{field.name}" for field in fields(Fim)},
@@ -284,7 +290,7 @@ def _default_of(key: str) -> object:
     return None if default is MISSING else default
 
 
-def named_kind(kind: str | TextKind | MaskedKind) -> TextKind | MaskedKind:
+def named_kind(kind: str | TextKind | FieldKind) -> TextKind | FieldKind:
     """A kind of samples by its name, with its default options.
 
     Raises:
@@ -321,7 +327,7 @@ def document_mask_keys(*, order: str, wanted: bool) -> dict[str, bool]:
     return {"document_masks": wanted}
 
 
-def _check_order(kind: TextKind | MaskedKind, order: NativeOrder | MegatronOrder) -> None:
+def _check_order(kind: TextKind | FieldKind, order: NativeOrder | MegatronOrder) -> None:
     """Refuse a kind of samples that an order does not have."""
     if isinstance(order, NativeOrder):
         if order.shuffle_block and not isinstance(kind, Gpt):
@@ -331,7 +337,7 @@ def _check_order(kind: TextKind | MaskedKind, order: NativeOrder | MegatronOrder
                 fix="0 leaves it out; documents of other kinds are shuffled anyway",
             )
         return
-    if isinstance(kind, WholeDocuments):
+    if isinstance(kind, WholeDocuments | Classify):
         raise UsageError(f"the megatron order has no samples of kind {kind.name!r}", fix="the native order")
     if isinstance(kind, Bert) and kind.full_rows:
         raise UsageError("the megatron order has no full_rows of kind 'bert'", fix="the native order")

@@ -24,13 +24,14 @@ from mdata.blend.blend import OpenBlend
 from mdata.corpus.corpus import Corpus
 from mdata.dataset.dataset import Dataset
 from mdata.dataset.dataset_options import DatasetOptions
+from mdata.errors import UsageError
 from mdata.indexed.gather import Cuts
 from mdata.manifest.types import BlendManifest
 from mdata.mixing.selection import chosen, from_start, sample_numbers
 from mdata.samples.bert import BertSamples
 from mdata.samples.masked import MaskedSamples, SentenceOrder
 from mdata.samples.rows import FieldRows, Gathered, Rows, finish, room_in
-from mdata.samples.sample_options import Bert, Chat, Document, Gpt, MaskedKind, Packed, TextKind
+from mdata.samples.sample_options import Bert, Chat, Classify, Document, FieldKind, Gpt, MaskedKind, Packed, TextKind
 from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Samples
 from mdata.util.arrays import Int64s
@@ -66,9 +67,11 @@ class MockDataset(Dataset):
     """
 
     def __init__(
-        self, *, vocab_size: int, sequence_length: int, seed: int, kind: TextKind | MaskedKind | None = None
+        self, *, vocab_size: int, sequence_length: int, seed: int, kind: TextKind | FieldKind | None = None
     ) -> None:
         kind = kind or Gpt()
+        if isinstance(kind, Classify):
+            raise UsageError("mock data has no labels", found="kind classify", fix="give labelled rows")
         self.options = DatasetOptions(sequence_length=sequence_length, seed=seed, kind=kind)
         self.row_options = self.options.row_options(None)
         self.blend_id, self.components, self.num_samples = MOCK, (), None
@@ -97,7 +100,7 @@ class MockDataset(Dataset):
             order=SentenceOrder(seed=self.options.seed),
         )
 
-    def _masked(self, number: int) -> MaskedSamples:
+    def _of_fields(self, number: int) -> MaskedSamples:
         assert self._sentences is not None, "of kind bert or t5"
         return self._sentences
 
@@ -133,7 +136,7 @@ class MockDataset(Dataset):
         numbers, options, kind = sample_numbers(samples), self.row_options, self.options.kind
         self._check_range(numbers)
         if isinstance(kind, MaskedKind):
-            return FieldRows(self._masked(0).read(numbers, out.fields if isinstance(out, FieldRows) else None), kind)
+            return FieldRows(self._of_fields(0).read(numbers, out.fields if isinstance(out, FieldRows) else None), kind)
         rows = self.empty_rows(len(numbers)) if out is None else room_in(out, len(numbers), options=options)
         for row, number in zip(rows.text, numbers.tolist(), strict=True):
             row[:] = self._tokens(number)
@@ -235,5 +238,5 @@ def _below(bound: int, draws: npt.NDArray[np.uint64]) -> Int64s:
     return (draws * np.uint64(bound) >> np.uint64(32)).astype(np.int64)
 
 
-def _made(vocab_size: int, sequence_length: int, seed: int, kind: TextKind | MaskedKind) -> MockDataset:
+def _made(vocab_size: int, sequence_length: int, seed: int, kind: TextKind | FieldKind) -> MockDataset:
     return MockDataset(vocab_size=vocab_size, sequence_length=sequence_length, seed=seed, kind=kind)

@@ -21,10 +21,11 @@ from mdata.order.data_split import split_range
 from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import RowOptions
-from mdata.samples.sample_options import Bert, Chat, Document, Fim, Gpt, MaskedKind, TextKind, WholeDocuments
+from mdata.samples.sample_options import Bert, Chat, Classify, Document, Fim, Gpt, MaskedKind, TextKind, WholeDocuments
 from mdata.util.arrays import locate
 
 if TYPE_CHECKING:
+    from mdata.samples.classify import ClassifySamples
     from mdata.samples.masked import MaskedSamples
     from mdata.samples.packed import PackedSamples
 
@@ -58,6 +59,8 @@ def open_samples(
         UsageError: the part is too small for training, or options that do not apply to this corpus.
     """
     kind = options.kind
+    if isinstance(kind, Classify):
+        return None if _is_empty(corpus, bounds, options) else _classify(corpus, bounds, options, kind)
     if isinstance(kind, MaskedKind):
         empty = _is_empty(corpus, bounds, options)
         return None if empty else _masked(corpus, bounds, options, kind=kind, cache=cache)
@@ -168,6 +171,20 @@ def _packed_samples(corpus: Corpus, kind: WholeDocuments) -> type[PackedSamples]
     from mdata.samples.packed import PackedSamples
 
     return PackedSamples
+
+
+def _classify(corpus: Corpus, bounds: Bounds, options: DatasetOptions, kind: Classify) -> ClassifySamples:
+    from mdata.samples.classify import ClassifySamples
+
+    shuffle = options.split == "train"
+    return ClassifySamples(
+        corpus,
+        bounds,
+        options=kind,
+        sequence_length=options.sequence_length,
+        seed=options.seed,
+        shuffle=shuffle,
+    )
 
 
 def _masked(

@@ -20,10 +20,11 @@ from mdata.dataset.dataset import Dataset
 from mdata.errors import ResourceError, UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.progress import SILENT, Progress
-from mdata.samples.sample_options import MaskedKind
+from mdata.samples.sample_options import FieldKind
 from mdata.util.arrays import Int64s
 
 if TYPE_CHECKING:
+    from mdata.samples.classify import ClassifySamples
     from mdata.samples.masked import MaskedSamples
 
 _READ_AT_ONCE = 256  # samples, whose rows take memory though they are not read
@@ -67,12 +68,12 @@ def blocks_read(dataset: Dataset, samples: Int64s) -> list[BlocksRead]:
 
 def _read_text(dataset: Dataset, samples: Int64s) -> None:
     """Read samples, without masking: what bert and t5 mask depends on tokens, which nobody has read yet."""
-    if not isinstance(dataset.options.kind, MaskedKind):
+    if not isinstance(dataset.options.kind, FieldKind):
         dataset.read(samples)
         return
     components, inside = dataset.locate(samples)
     for number in np.unique(components).tolist():
-        masked = cast("MaskedSamples", dataset.components[number].samples)
+        masked = cast("MaskedSamples | ClassifySamples", dataset.components[number].samples)
         masked.texts(inside[components == number])
 
 

@@ -39,7 +39,7 @@ from mdata.mixing.megatron_blend import MegatronBlend
 from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Empty, Rows
-from mdata.samples.sample_options import MaskedKind
+from mdata.samples.sample_options import FieldKind
 from mdata.util.background import BackgroundIterator, ClosedError
 
 PATIENCE_S = 30.0
@@ -223,9 +223,9 @@ class Loader:
         # As many as are alive where the consumer keeps none: then no memory is made after the first steps.
         most = max(sampler.sizes.sizes) // (sampler.dp_size * sampler.micro_batch)
         reads = -(-most // _microbatches_together(sampler.micro_batch, length))
-        # Samples of bert and t5 have several arrays of the same shape.
-        masked = isinstance(self._dataset.options.kind, MaskedKind)
-        arrays = len(self._dataset.empty_rows(0).fields) if masked else 1
+        # Samples of bert, t5 and classify have several arrays.
+        several = isinstance(self._dataset.options.kind, FieldKind)
+        arrays = len(self._dataset.empty_rows(0).fields) if several else 1
         buffers = BufferPool((self._prefetch + 2) * reads * arrays)
         read = partial(_read_together, self._dataset, empty=buffers.empty)
         steps: Iterable[list[npt.NDArray[np.int64]]] = (parts_of(step, length) for step in sampler)

@@ -98,8 +98,8 @@ class CorpusWriter:
             raise
         self.num_tokens = self.pair.state.bin_bytes // np.dtype(dtype).itemsize
 
-    def append(self, encoded: Encoded, file: int, *, rows: npt.NDArray[np.int64]) -> None:
-        """Append whole documents; `rows` (from 1) are their rows in the file."""
+    def append(self, encoded: Encoded, file: int | npt.NDArray[np.int64], *, rows: npt.NDArray[np.int64]) -> None:
+        """Append whole documents; `rows` (from 1) are their rows in the file, or in that of each."""
         self.pair.append(encoded.tokens, encoded.lengths, document_ends=encoded.document_ends)
         self.origins.append(file, rows)
         self.num_tokens += len(encoded.tokens)

@@ -30,12 +30,12 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.permutation import Permutation
 from mdata.samples.base import SamplePiece
-from mdata.samples.rows import Empty, Sample
+from mdata.samples.field_samples import FieldSamples
+from mdata.samples.rows import Sample
 from mdata.samples.sample_options import MASKED_VERSION, MaskedKind, check_one_of
 from mdata.samples.sentence_mapping import MappingOptions, MappingRows, megatron_mapping, native_parts
 from mdata.samples.special_tokens import vocabulary_of
 from mdata.util.arrays import Int64s, locate_all, ranges
-from mdata.util.pickling import PickledByArguments
 from mdata.util.random_keys import derive_key
 
 
@@ -52,12 +52,11 @@ class SentenceText:
     def __init__(self, corpus: Corpus) -> None:
         several = (bool((np.diff(reader.boundaries) > 1).any()) for reader in corpus.readers)
         level = corpus.manifest.level
-        if level == "chat" or (level != "sentence" and not any(several)):
+        of_rows = {"chat": "conversations", "labelled": "labelled rows"}
+        if level in of_rows or (level != "sentence" and not any(several)):
             raise UsageError(
                 f"{corpus.name} is not divided into sentences",
-                found="conversations"
-                if level == "chat"
-                else f"{corpus.num_sequences} sequences in {corpus.num_documents} documents",
+                found=of_rows.get(level, f"{corpus.num_sequences} sequences in {corpus.num_documents} documents"),
                 fix="mdata preprocess --split-sentences",
             )
         self.corpus = corpus
@@ -126,7 +125,7 @@ class SentenceOrder:
             raise UsageError("num_samples applies only to Megatron's order: the native order has no end")
 
 
-class MaskedSamples(PickledByArguments):
+class MaskedSamples(FieldSamples):
     """Samples of a range of documents; can be pickled. `BertSamples` and `T5Samples` are the kinds.
 
     Args:
@@ -192,34 +191,6 @@ class MaskedSamples(PickledByArguments):
         """How many passes over the corpus this number of samples makes."""
         return num_samples / self.samples_per_epoch
 
-    def sample(self, k: int) -> Sample:
-        """Sample k: each field is an int64 array, 0-dimensional for a single number.
-
-        Raises:
-            IndexError: a number below 0 or past the end.
-        """
-        return {name: array[0, ...] for name, array in self.read([k]).items()}
-
-    def read(self, numbers: npt.ArrayLike, out: Sample | None = None) -> Sample:
-        """Samples with these numbers, in any order: each field has one more leading dimension.
-
-        Args:
-            numbers: integer[n].
-            out: arrays to write into, with the shapes and dtype of `allocate(n)`; None: new ones.
-
-        Raises:
-            IndexError: a number below 0 or past the end.
-            UsageError: `out` does not fit, or a sample is too long (T5 in Megatron's order).
-        """
-        wanted = np.ascontiguousarray(numbers, np.int64)
-        end = self.num_samples
-        if wanted.size and (wanted.min() < 0 or (end is not None and wanted.max() >= end)):
-            raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {end}")
-        fields = self.allocate(len(wanted)) if out is None else self.checked(out, len(wanted))
-        if len(wanted):
-            self._fill(wanted, self.texts(wanted), fields)
-        return fields
-
     def pieces(self, sample: int) -> list[SamplePiece]:
         """The sentences of a sample, before truncation and masking; see `Samples`."""
         first, stop, _ = self.rows[self._places(np.array([sample], np.int64))[0]].tolist()
@@ -241,18 +212,13 @@ class MaskedSamples(PickledByArguments):
         samples = [epoch * size + self._permutation(epoch).inverse(rows) for epoch in epochs]
         return sorted(k for part in samples for k in part.tolist() if first <= k < stop)
 
-    def allocate(self, n: int, *, empty: Empty = np.empty) -> Sample:
-        """Uninitialized arrays for n samples; `empty` makes them."""
-        return {name: empty((n, *shape), np.int64) for name, shape in self._shapes().items()}
-
     @property
     def mapping(self) -> MappingOptions:
         """How documents are split into samples."""
         raise AssertionError("a kind cuts documents")
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """The fields of one sample, in the order of the C++ core."""
-        raise AssertionError("a kind has fields")
+    def _write(self, numbers: Int64s, fields: Sample) -> None:
+        self._fill(numbers, self.texts(numbers), fields)
 
     def _fill(self, numbers: npt.NDArray[np.int64], rows: _core.MaskedRows, fields: Sample) -> None:
         """Write the samples."""
@@ -314,22 +280,6 @@ class MaskedSamples(PickledByArguments):
             chosen = epochs == epoch
             places[chosen] = self._permutation(epoch).forward(places[chosen])
         return places
-
-    def checked(self, out: Sample, n: int) -> Sample:
-        """Check that n samples can be written into these arrays; returns them.
-
-        Raises:
-            UsageError: they do not fit.
-        """
-        for name, shape in self._shapes().items():
-            array, wanted = out.get(name), (n, *shape)
-            fits = array is not None and array.dtype == np.int64 and array.shape == wanted and array.flags.c_contiguous
-            if not fits:
-                shown = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-                raise UsageError(
-                    f"out[{name!r}] cannot take the samples", found=shown, expected=f"int64 {list(wanted)}, contiguous"
-                )
-        return out
 
     def _check(self) -> None:
         self.vocabulary.require(*self.needed)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mdata._core import RowRules, cumulative_lengths, finish_rows
 from mdata.errors import UsageError
 from mdata.indexed.gather import Cuts
-from mdata.samples.sample_options import MaskedKind
+from mdata.samples.sample_options import FieldKind
 from mdata.util.arrays import Int64s
 
 Sample = dict[str, npt.NDArray[Any]]
@@ -233,15 +233,15 @@ class Rows:
 
 
 class FieldRows(Rows):
-    """n samples of bert or t5, whose `fields` are those of `BertSamples` and `T5Samples`.
+    """n samples of bert, t5 or classify, whose `fields` are those of `BertSamples`, `T5Samples`, `ClassifySamples`.
 
-    `text` and `tokens` are what the (encoder's) model reads, int64[n, S], without a further token.
+    `text` and `tokens` are what the (encoder's) model reads, int64[n, S], with no further token; of choices [n, C, S].
 
     Args:
         kind: whose samples they are.
     """
 
-    def __init__(self, fields: Sample, kind: MaskedKind) -> None:
+    def __init__(self, fields: Sample, kind: FieldKind) -> None:
         super().__init__(next(iter(fields.values())))
         self._fields, self.kind = fields, kind
 

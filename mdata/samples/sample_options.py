@@ -1,8 +1,8 @@
 """The kinds of samples as options: each has only the fields that apply to it.
 
 `Gpt`, `Document`, `Packed` and `Chat` give rows of text (`TextKind`); `Bert` and `T5` give sentences with masked tokens
-(`MaskedKind`). These are values, checked when they are created. The samples themselves are in one module per kind,
-which is imported when a dataset of that kind is opened.
+(`MaskedKind`), and `Classify` labelled rows. These are values, checked when they are created. The samples themselves
+are in one module per kind, which is imported when a dataset of that kind is opened.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LONGEST = 2**31 - 2  # of sequence_length: with its label a row is counted in 32 bits
 PACKING_VERSION = 1  # of the construction of packed rows
 MASKED_VERSION = 1  # of the rules of BERT and T5 and their draws
+CLASSIFY_VERSION = 1  # of the rules of labelled rows
 _LEAST_DECODER = 3  # the first token, a sentinel and a token
 _MOST_NGRAM = 65536
 CHARACTER, TOKEN = "character", "token"
@@ -184,19 +185,33 @@ class Chat(Packed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedKind:
+class FieldKind:
+    """Options of kinds whose samples are several fields.
+
+    Args:
+        vocabulary: ids of special tokens; None: those of the corpus' tokenizer.
+    """
+
+    name: ClassVar[str]
+    vocabulary: MaskedVocabulary | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields that decide the samples, as JSON types; without a vocabulary that comes from the corpus."""
+        raise AssertionError("each kind has its own")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedKind(FieldKind):
     """Options of BERT and T5.
 
     Args:
         short_probability: share of samples with a shorter target.
         masking: which tokens are masked.
-        vocabulary: ids of special tokens; None: those of the corpus' tokenizer.
     """
 
-    name: ClassVar[str]
     short_probability: float = 0.1
     masking: MaskingOptions = field(default_factory=MaskingOptions)
-    vocabulary: MaskedVocabulary | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -250,6 +265,30 @@ class T5(MaskedKind):
             raise UsageError("the decoder has no room for a span", found=f"{self.decoder_length} tokens")
         if self.masking.permutation:
             raise UsageError("T5 has no labels for a permutation of tokens; only BERT does")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classify(FieldKind):
+    """Labelled rows, each of one text or two; in native order only.
+
+    Args:
+        choices: pairs of a row of which one is right, as the four of RACE; 0: a row has a class.
+    """
+
+    name: ClassVar[str] = "classify"
+    choices: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("choices", self.choices, least=0, most=LONGEST)
+        if self.choices == 1:
+            raise UsageError("one choice is none", found="choices=1", expected="0, or 2 and more")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `FieldKind`."""
+        fields: dict[str, Any] = {"version": CLASSIFY_VERSION, "choices": self.choices or None}
+        fields |= {"vocabulary": self.vocabulary.fingerprint if self.vocabulary else None}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_integer(name: str, value: object, *, least: int | None = None, most: int | None = None) -> None:

@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from mdata import UsageError
+import mdata
+from mdata import MdataError, UsageError
+from mdata.rewriting.labelled import MOST_CHOICE, write_labelled
+from mdata.samples.classify import pair
+from mdata.sources.labelled import NUM_CHOICES, LabelledFile, clean_text, read_labelled, set_name
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
+from mdata.tokenizers.registry import load_tokenizer
 from tests.oracles.frame import MALFORMED, Case, Program, unknown, unreadable
 from trainer.serve import megatron_api
 from trainer.serve.errors import ApiError
@@ -703,6 +710,125 @@ def _same_answers(mine: Any, theirs: Any) -> bool:
     return bool(mine == theirs)
 
 
+# ---- classification
+
+
+VOCABULARY = ("vocab.txt", "../../vocab/bert-uncased/vocab.txt")  # of the readers' ids, in the folder or beside it
+
+
+def glue_readers(folder: Folder, name: str) -> Iterator[Case]:
+    for case in folder.json(name):
+        label = f"{case['file']} {case['max_seq_length']}"
+        yield Case("readers", label, functools.partial(_glue, folder, case))
+
+
+def _glue(folder: Folder, case: Mapping[str, Any]) -> str:
+    """Differences: MNLI's "-" and blank lines are left out and counted; a test set's label is unknown, not 0."""
+    path, task = folder.root / "data" / case["file"], Path(case["file"]).parts[1].lower()
+    wanted = case["result"]
+    try:
+        read, samples = _labelled(folder, path, task, length=case["max_seq_length"])
+    except MdataError as error:
+        named = f"{path}:" in str(error) and str(error).split(f"{path}:")[1][:1].isdigit()
+        return "" if "error" in wanted and named else f"is refused: {error}"
+    if "error" in wanted:
+        known = {"without a consensus", "blank"}
+        return "" if read.skipped.keys() & known else f"is read, where Megatron-LM stops with {wanted['error']!r}"
+    if len(wanted["warnings"]) != sum(read.skipped.values()):
+        return f"{dict(read.skipped)} are left out instead of {wanted['warnings']}"
+    is_test = all(row.label is None for row in read.rows)
+    for row, found, theirs in zip(read.rows, samples, wanted["rows"], strict=True):
+        label = 0 if is_test else row.label
+        mine = (int(row.uid), label, *row.texts, *found)
+        if mine != (theirs["uid"], theirs["label"], theirs["text_a"], theirs["text_b"], theirs["ids"], theirs["types"]):
+            return f"{mine} instead of {theirs}"
+    return ""
+
+
+def race_readers(folder: Folder, name: str) -> Iterator[Case]:
+    for case in folder.json(name):
+        label = f"{case['folder']} {case['max_seq_length']} {case['max_qa_length']}"
+        yield Case("readers", label, functools.partial(_race, folder, case))
+
+
+def _race(folder: Folder, case: Mapping[str, Any]) -> str:
+    path = folder.root / "data" / case["folder"]
+    try:
+        read, samples = _labelled(
+            folder, path, "race", length=case["max_seq_length"], most_choice=case["max_qa_length"]
+        )
+    except MdataError as error:
+        named = f"{path}" in str(error) and any(f".txt:{row}:" in str(error) for row in range(1, 1000))
+        return "" if "error" in case and named else f"is refused: {error}"
+    if "error" in case:
+        return f"is read, where Megatron-LM stops with {case['error']!r}"
+    for row, (ids, types), theirs in zip(read.rows, samples, case["samples"], strict=True):
+        firsts = [kinds.index(1) if 1 in kinds else len(kinds) for kinds in types]
+        if (int(row.uid), row.label, ids) != (theirs["uid"], theirs["label"], theirs["ids"]):
+            return f"{(row.uid, row.label, ids)} instead of {theirs}"
+        if "first_context" in theirs and firsts != theirs["first_context"]:
+            return f"contexts begin at {firsts} instead of {theirs['first_context']}"
+    return ""
+
+
+def _labelled(
+    folder: Folder, path: Path, task: Any, *, length: int, most_choice: int = MOST_CHOICE
+) -> tuple[LabelledFile, list[tuple[Any, Any]]]:
+    """The rows of a file, and what samples have of each: ids and types up to the padding."""
+    read = read_labelled(path, task)
+    vocabulary = next(file for name in VOCABULARY if (file := folder.root / name).exists())
+    tokenizer = load_tokenizer(TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=str(vocabulary)))
+    if not read.rows:
+        return read, []
+    with tempfile.TemporaryDirectory() as scratch:
+        prefix = Path(scratch) / "rows"
+        write_labelled({prefix: [read]}, tokenizer, task=task, most_choice=most_choice)
+        kind = mdata.Classify(choices=0 if read.labels else NUM_CHOICES)
+        dataset = mdata.open_dataset(f"{prefix}.json", sequence_length=length, kind=kind, split="whole")
+        fields = dataset.read(range(len(dataset))).fields
+    if fields["labels"].tolist() != [-1 if row.label is None else row.label for row in read.rows]:
+        raise ValueError(f"labels {fields['labels'].tolist()}")
+    arrays = (fields["text"], fields["types"], fields["padding_mask"])
+    kept = [
+        [(ids[real == 1].tolist(), types[real == 1].tolist()) for ids, types, real in zip(*row, strict=True)]
+        for row in zip(*(array.reshape(len(read.rows), -1, length) for array in arrays), strict=True)
+    ]
+    if read.labels:
+        return read, [row for (row,) in kept]
+    return read, [tuple(map(list, zip(*row, strict=True))) for row in kept]  # type: ignore[misc]
+
+
+def pairs(folder: Folder, name: str) -> Iterator[Case]:
+    """Difference: names of data sets are those of their files, which Megatron-LM strips characters off."""
+    table = folder.json(name)
+    for number, case in enumerate(table["pairs"]):
+        yield Case("pairs", str(number), functools.partial(_pair, case))
+    for number, case in enumerate(table["clean_text"]):
+        yield Case("pairs", f"text {number}", functools.partial(_cleaned, case))
+    for case in table["dataset_names"]:
+        yield Case("pairs", case["path"], functools.partial(_set_named, case))
+
+
+def _pair(case: Mapping[str, Any]) -> str:
+    length = case["max"]
+    ids, types = pair(case["a"], case["b"], length=length, cls=101, sep=102)
+    missing = [0] * (length - len(ids))
+    mine = (ids + missing, types + missing, [1] * len(ids) + missing)
+    return "" if mine == (case["ids"], case["types"], case["paddings"]) else f"{mine}"
+
+
+def _cleaned(case: Mapping[str, Any]) -> str:
+    found = clean_text(case["text"])
+    return "" if found == case["cleaned"] else f"{found!r} instead of {case['cleaned']!r}"
+
+
+def _set_named(case: Mapping[str, Any]) -> str:
+    folders = case["task"] == "RACE"
+    found = set_name(Path(case["path"].rstrip("/")), folder=folders)
+    theirs = case["name"] if folders else Path(case["path"]).stem
+    return "" if found == theirs else f"{found!r} instead of {theirs!r}"
+
+
 # ---- the list
 
 
@@ -732,9 +858,9 @@ READERS: Mapping[str, Callable[[Folder, str], Iterator[Case]]] = {
     "tasks/wikitext_detokenizer.json": detokenizers,
     "tasks/wikitext_ppl.json": wikitexts,
     "tasks/lambada.json": lambadas,
-    "tasks/glue_readers.json": waiting("readers", "rows"),
-    "tasks/race_reader.json": waiting("readers", "rows"),
-    "tasks/pair_builder.json": waiting("pairs"),
+    "tasks/glue_readers.json": glue_readers,
+    "tasks/race_reader.json": race_readers,
+    "tasks/pair_builder.json": pairs,
     "tasks/heads.json": waiting("heads", "rows"),
     "tasks/detoxify.json": waiting("detoxify", "rows"),
     "lm_eval/expected.json": harness,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.oracles.tasks import KINDS, compare, main
 
-QUICK = ("filters", "rules", "decay", "limits", "server", "detokenizers", "lambada")
+QUICK = ("filters", "rules", "decay", "limits", "server", "detokenizers", "lambada", "readers", "pairs")
 
 
 def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:

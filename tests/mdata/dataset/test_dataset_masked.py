@@ -224,5 +224,5 @@ def test_rows_and_fields_are_not_mixed_up(folder):
     bert, gpt = opened(folder, "bert"), mdata.open_dataset(folder / "mix.json", sequence_length=32)
     with pytest.raises(UsageError, match="out is for rows of text"):
         bert.read([0], out=gpt.empty_rows(1))
-    with pytest.raises(UsageError, match="out is for samples of bert or t5"):
+    with pytest.raises(UsageError, match="out is for samples of several fields"):
         gpt.read([0], out=bert.empty_rows(1))
