@@ -78,28 +78,34 @@ class JinjaTemplate:
         return [token for token in tokens if any(token in text for text in texts)]
 
     def turns(
-        self, messages: Sequence[Message], *, every: bool = True, variables: Mapping[str, Any] = NO_VARIABLES
+        self,
+        messages: Sequence[Message],
+        *,
+        separate: Sequence[bool] | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Iterator[Turn]:
-        """See `Template`; a template that refuses half an exchange is run on whole exchanges, unless `every`."""
+        """See `Template`; it runs up to separate turns only: it may refuse half an exchange, or rewrite old turns."""
         fields = [message.given() for message in messages]
-        _check_work(messages, every=every)
+        separate = [True] * len(messages) if separate is None else separate
+        _check_work(messages, separate=separate)
         text = self._text(fields, prompt=False, record=variables)
         at = 0
         for number, message in enumerate(messages, start=1):
-            if not every and message.role != ASSISTANT and number < len(messages):
+            if not separate[number - 1] and number < len(messages):
                 yield Turn([], [], [])
                 continue
             stop = (
                 len(text) if number == len(messages) else self._reach(fields[:number], text, at=at, variables=variables)
             )
             start = at
-            if message.role == ASSISTANT:
+            if message.role == ASSISTANT and separate[number - 1]:
                 start = self._reach(fields[: number - 1], text, at=at, prompt=True, variables=variables)
             if start > stop:
                 raise TemplateRefused(f"the chat template asks for an answer after message {number} has ended")
             said = text[start:stop]
             end = len(said.rstrip()) if message.role == ASSISTANT else len(said)
-            if message.role == ASSISTANT and (message.content.strip() or message.fields) and not end:
+            written = message.content.strip() or message.fields
+            if message.role == ASSISTANT and separate[number - 1] and written and not end:
                 raise TemplateRefused(f"the chat template writes nothing for the answer in message {number}")
             yield Turn(_part(text[at:start]), _part(said[:end]), _part(said[end:]))
             at = stop
@@ -249,12 +255,12 @@ def _with_objects(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapp
     return parsed if found else None
 
 
-def _check_work(messages: Sequence[Message], *, every: bool) -> None:
+def _check_work(messages: Sequence[Message], *, separate: Sequence[bool]) -> None:
     """Refuse a conversation with so many turns that running the template for each of them would take hours."""
     work = written = 0
     for number, message in enumerate(messages, start=1):
         written += len(message.content) + (len(str(message.fields)) if message.fields else 0)
-        runs = (1 if every or message.role == ASSISTANT else 0) + (message.role == ASSISTANT)
+        runs = (1 + (message.role == ASSISTANT)) * separate[number - 1]
         work += runs * (number + written // _CHARACTERS_OF_A_MESSAGE)
     if work > _MOST_WORK:
         raise TemplateRefused(

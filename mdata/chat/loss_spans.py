@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from mdata.sources.conversation import ASSISTANT, Message, WritesMessages
+from mdata.sources.conversation import Message, WritesMessages, trained_by_role
 
 Part = str | int
 Span = list[Part]
@@ -46,14 +46,17 @@ class Template(WritesMessages, Protocol):
         """The control tokens, of those given, that the template writes as text."""
 
     def turns(
-        self, messages: Sequence[Message], *, every: bool = True, variables: Mapping[str, Any] = NO_VARIABLES
+        self,
+        messages: Sequence[Message],
+        *,
+        separate: Sequence[bool] | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Iterator[Turn]:
         """One for each message.
 
         Args:
             messages: one or more.
-            every: false: only the assistant's turns must be separate; other messages may be joined to the next of
-                these.
+            separate: for each message, whether it must be; others may be joined to the next of these. None: all.
             variables: from the record, such as tools.
 
         Raises:
@@ -80,16 +83,16 @@ def spans_of(
     Args:
         messages: one or more.
         template: writes them.
-        train_on: "assistant": all of its turns; "last": its last turn; "all": every turn.
+        train_on: "assistant": all of its turns; "last": its last turn; "all": every turn. Messages that say it
+            themselves are trained on as they say.
         variables: of the template, from the record.
     """
-    said_by = [message.role == ASSISTANT for message in messages]
-    last = max((i for i, by in enumerate(said_by) if by), default=-1)
+    by_role = trained_by_role([message.role for message in messages], train_on)
+    trained = [by if turn.trained is None else turn.trained for turn, by in zip(messages, by_role, strict=True)]
     spans: list[Span] = [[]]
-    for i, turn in enumerate(template.turns(messages, every=train_on == "all", variables=variables)):
-        trained = train_on == "all" or (said_by[i] and (train_on == ASSISTANT or i == last))
+    for i, turn in enumerate(template.turns(messages, separate=trained, variables=variables)):
         _add(spans[-1], turn.before)
-        if trained:
+        if trained[i]:
             spans += [list(turn.said), list(turn.behind)]
         else:
             _add(spans[-1], turn.said)

@@ -94,7 +94,11 @@ class ChatMl(_RoleAndContent):
         return _fingerprint(self.name, self.start, self.end)
 
     def turns(
-        self, messages: Sequence[Message], *, every: bool = True, variables: Mapping[str, Any] = NO_VARIABLES
+        self,
+        messages: Sequence[Message],
+        *,
+        separate: Sequence[bool] | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Iterator[Turn]:
         """See `Template`."""
         for message in messages:
@@ -115,7 +119,11 @@ class Plain(_RoleAndContent):
         return _fingerprint(self.name, self.end)
 
     def turns(
-        self, messages: Sequence[Message], *, every: bool = True, variables: Mapping[str, Any] = NO_VARIABLES
+        self,
+        messages: Sequence[Message],
+        *,
+        separate: Sequence[bool] | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Iterator[Turn]:
         """See `Template`."""
         for message in messages:

@@ -254,8 +254,8 @@ def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec)
                 encode_documents(Column(sentences, [len(sentences)]), tokenizer, spec=spec)
             good.append(record)
         except TextRefused as refused:
-            # A text that is split is shown as a whole, a conversation by its first content.
-            first_content = 0 if spec.chat is None else 1
+            # A text that is split is shown as a whole, a conversation by its first content, or all of it if it is JSON.
+            first_content = 0 if spec.chat is None else min(1, len(sentences) - 1)
             text = sentences[refused.index if spec.splitter is None and spec.chat is None else first_content]
             bad_rows.append(BadRow(row, "bad-text", refused.reason, repr(text[:80]), text.encode()))
     columns = []

@@ -244,8 +244,17 @@ def _chat_lines(
             lines = [b"{" * (spec.max_record_bytes + 1)]
         else:
             values = (array.to_pylist() for array in columns)
-            lines = [_as_json(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)]
+            lines = [
+                _as_json(dict(zip(names, map(_without_nulls, row), strict=True))) for row in zip(*values, strict=True)
+            ]
         yield pa.RecordBatch.from_arrays([pa.array(lines, pa.large_binary())], ["0"])
+
+
+def _without_nulls(value: Any) -> Any:
+    """Without the fields of structs that are null: a struct has those of all rows, a message or a call only its own."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _as_json(row: dict[str, Any]) -> bytes:

@@ -4,11 +4,12 @@ It becomes a list of texts, so that code that passes texts on works unchanged: r
 if a chat template of the tokenizer writes more than that (tool calls, reasoning, tools of the record), the whole
 conversation as one text of JSON.
 
-A field that nothing writes is an error that names it, unless it is metadata by the last word of its name
-(`message_id`, `createdAt`), repeats the content, or agrees with --chat-train-on about the loss. Fields of the record
-are ignored, as for text, except those that carry a part of the conversation (tools, files, a prompt that no message
-contains ...) or ask for another loss. Null is the same as no field. ShareGPT's speakers become user, assistant, system
-and tool; an unknown one is an error.
+A flag of a message (`weight`, `train`, `loss` ...: 0 or 1) decides whether it is trained on; without one
+--chat-train-on does. A field that nothing writes is an error that names it, unless it is metadata by the last word of
+its name (`message_id`, `createdAt`), or repeats the content. Fields of the record are ignored, as for text, except
+those that carry a part of the conversation (tools, files, a prompt that no message contains ...) or ask for another
+loss. Null is the same as no field. ShareGPT's speakers become user, assistant, system and tool; an unknown one is an
+error.
 """
 
 from __future__ import annotations
@@ -74,11 +75,18 @@ class BadConversation(Exception):
 
 
 class Message(NamedTuple):
-    """One turn. content: its text, of all parts. fields: the whole message, if a template writes more of it."""
+    """One turn.
+
+    Args:
+        content: its text, of all parts.
+        fields: the whole message, if a template writes more of it.
+        trained: whether it is trained on; None: its role decides.
+    """
 
     role: str
     content: str
     fields: Mapping[str, Any] | None = None
+    trained: bool | None = None
 
     def given(self) -> Mapping[str, Any]:
         """What a template of the tokenizer gets."""
@@ -154,12 +162,32 @@ def flat_messages(
         messages = [_whole_message(turn, message) for turn, message in zip(turns, value, strict=True)]
         whole = template.whole(messages, {name: field for name, field in record.items() if field is not None})
     _check_fields(value, record, flat, train_on, written=whole and whole.written, takes_fields=takes_fields)
-    if whole is None:
+    flags = [_flag(message, number) for number, message in enumerate(value, start=1)]
+    by_role = trained_by_role(roles, train_on)
+    trained = [by if flag is None else flag for flag, by in zip(flags, by_role, strict=True)]
+    if not any(trained):
+        names = dict.fromkeys(
+            repr(name[:_LONGEST_NAME]) for message in value for name in message if _is_about_loss(name)
+        )
+        raise BadConversation(f"no turn is left to train on by {', '.join(names)} of its messages")
+    if whole is None and trained == by_role:
         return flat
+    if whole is None:
+        whole = Whole(frozenset(), [{"role": turn.role, "content": turn.content} for turn in turns], _NO_FIELDS)
+    stored = {"messages": whole.messages, "variables": dict(whole.variables)}
     try:
-        return [orjson.dumps({"messages": whole.messages, "variables": dict(whole.variables)}).decode()]
+        return [orjson.dumps(stored if trained == by_role else {**stored, "trained": trained}).decode()]
     except TypeError as error:  # orjson's limits are narrower for writing
         raise BadConversation(f"it cannot be written as JSON: {error}") from error
+
+
+def trained_by_role(roles: Sequence[str], train_on: str) -> list[bool]:
+    """Whether each turn is trained on where no flag says otherwise."""
+    last = max((number for number, role in enumerate(roles) if role == ASSISTANT), default=-1)
+    return [
+        train_on == "all" or (role == ASSISTANT and (train_on == ASSISTANT or number == last))
+        for number, role in enumerate(roles)
+    ]
 
 
 def conversation_of(flat: Sequence[str]) -> tuple[list[Message], Mapping[str, Any]]:
@@ -167,7 +195,9 @@ def conversation_of(flat: Sequence[str]) -> tuple[list[Message], Mapping[str, An
     if len(flat) != 1:
         return [Message(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)], _NO_FIELDS
     whole = orjson.loads(flat[0])
-    return [Message(m["role"], text_of(m.get("content")), m) for m in whole["messages"]], whole["variables"]
+    messages, trained = whole["messages"], whole.get("trained") or [None] * len(whole["messages"])
+    turns = [Message(m["role"], text_of(m.get("content")), m, by) for m, by in zip(messages, trained, strict=True)]
+    return turns, whole["variables"]
 
 
 def text_of(content: Any) -> str:
@@ -258,14 +288,12 @@ def _check_fields(
     """
     reached, lost = written or frozenset(), partial(_lost, takes_fields=takes_fields)
     roles, contents = flat[::2], flat[1::2]
-    last = max((number for number, role in enumerate(roles) if role == ASSISTANT), default=-1)
     for number, (message, role, content) in enumerate(zip(messages, roles, contents, strict=True)):
         if len(message) == 2:
             continue
-        trained = train_on == "all" or (role == ASSISTANT and (train_on == ASSISTANT or number == last))
         for name, value in _further_fields(message):
             where = f"message {number + 1} ({role}): its {name[:_LONGEST_NAME]!r}"
-            if _is_about_loss(name, value, trained, where, train_on) or _is_metadata(name) or name in reached:
+            if _is_about_loss(name) or _is_metadata(name) or name in reached:
                 continue
             if takes_fields and (role != ASSISTANT or name == "name") and _MEDIA.isdisjoint(_words_of(name)):
                 continue
@@ -275,7 +303,14 @@ def _check_fields(
     begins_with_system = roles[0] in ("system", "developer")
     for name, value in record.items():
         where = f"the record's {name[:_LONGEST_NAME]!r}"
-        if _is_about_loss(name, value, True, where, train_on) or _is_empty(value) or name in reached:
+        if _is_about_loss(name):
+            if not (_is_empty(value) if _is_mask(name) else _asks_for(name, value) in (None, True)):
+                text = (
+                    f"{where} is {_excerpt(value)}, but only messages and --chat-train-on ({train_on}) decide the loss"
+                )
+                raise BadConversation(text)
+            continue
+        if _is_empty(value) or name in reached:
             continue
         word = _word(name)
         is_lost = word in _CARRIES_TEXT or _holds_tools(name, value) or (word in _SYSTEM and not begins_with_system)
@@ -283,24 +318,54 @@ def _check_fields(
             raise lost(where)
 
 
-def _is_about_loss(name: str, value: Any, trained: bool, where: str, train_on: str) -> bool:
-    """Whether a field says which turns are trained on.
+def _is_about_loss(name: str) -> bool:
+    """Whether a field says what is trained on."""
+    word, last_word = _word(name), next(reversed(_words_of(name)), "")
+    return _is_mask(name) or word in _FLAGS or word in _NEGATIVE_FLAGS or last_word == "weight"
+
+
+def _is_mask(name: str) -> bool:
+    """Whether a field has flags or weights of parts of a text."""
+    return _word(name) in _MASKS or next(reversed(_words_of(name)), "") == "weights"
+
+
+def _asks_for(name: str, value: Any) -> bool | str | None:
+    """What a flag asks for: to be trained on or not; None: nothing; a text: it is none."""
+    if value is None:
+        return None
+    if not isinstance(value, bool | int | float) or value not in (0, 1):
+        return _excerpt(value)
+    if _word(name) in _NEGATIVE_FLAGS:  # false asks for nothing
+        return False if value else None
+    return bool(value)
+
+
+def _flag(message: Mapping[str, Any], number: int) -> bool | None:
+    """What the flags of a message say: whether it is trained on; None: it has none.
 
     Raises:
-        BadConversation: it contradicts --chat-train-on.
+        BadConversation: a value that the mask cannot hold, or two flags that contradict each other.
     """
-    word, last_word = _word(name), next(reversed(_words_of(name)), "")
-    if word in _MASKS or last_word == "weights":
-        agrees = _is_empty(value)
-    elif word in _FLAGS or word in _NEGATIVE_FLAGS or last_word == "weight":
-        # False in a negative flag asks for nothing; true may mean that the turn is left out.
-        expected = trained and word not in _NEGATIVE_FLAGS
-        agrees = value is None or (isinstance(value, bool | int | float) and value == expected)
-    else:
-        return False
-    if not agrees:
-        raise BadConversation(f"{where} is {_excerpt(value)}, but only --chat-train-on ({train_on}) decides the loss")
-    return True
+    if len(message) == len(_FORMS[0]):
+        return None
+    flags: dict[str, bool] = {}
+    for name, value in _further_fields(message):
+        if not _is_about_loss(name):
+            continue
+        where = f"message {number}: its {name[:_LONGEST_NAME]!r} is {_excerpt(value)}"
+        if _is_mask(name):
+            if not _is_empty(value):
+                raise BadConversation(f"{where}, but the loss of parts of a message is not stored; divide the message")
+            continue
+        asked = _asks_for(name, value)
+        if isinstance(asked, str):
+            raise BadConversation(f"{where}, but the loss mask holds only 0 and 1")
+        if asked is not None:
+            flags[name] = asked
+    if len(set(flags.values())) > 1:
+        names = ", ".join(name[:_LONGEST_NAME] for name in flags)
+        raise BadConversation(f"message {number}: its flags {names} contradict each other")
+    return next(iter(flags.values()), None)
 
 
 def _is_said(value: Any, contents: Sequence[str]) -> bool:

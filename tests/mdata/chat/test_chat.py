@@ -124,8 +124,36 @@ def test_a_conversation_that_would_take_hours_is_refused():
         spans_of([USER, GPT] * 50_000, template, train_on="assistant")
     long = Message("assistant", "x" * 10_000_000)
     with pytest.raises(TemplateRefused, match="500 messages need"):
-        spans_of([USER, long] * 250, template, train_on="last")
+        spans_of([USER, long] * 250, template, train_on="assistant")
     assert len(spans_of([USER, GPT] * 20, template, train_on="assistant")) == 41
+
+
+def test_a_template_that_rewrites_earlier_turns_can_train_on_the_last_one():
+    source = (  # as Qwen3's, which removes the thoughts of earlier answers
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content if loop.last else m.content.split('>')[-1] }}\n"
+        "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    )
+    template, thinking = JinjaTemplate("own", source, ()), Message("assistant", "<hm>Yes")
+    talk = [USER, thinking, USER, thinking]
+    with pytest.raises(TemplateRefused, match="first 2 messages differently when more follow"):
+        spans_of(talk, template, train_on="assistant")
+    spans = [["u:Hi\na:Yes\nu:Hi\na:"], ["<hm>Yes"], ["\n"]]
+    assert spans_of(talk, template, train_on="last") == spans
+    flagged = [USER, thinking._replace(trained=False), USER, thinking]
+    assert spans_of(flagged, template, train_on="assistant") == spans
+
+
+@pytest.mark.parametrize("template", [ChatMl(START, END), Plain(9), JinjaTemplate("own", SPELLED, ())])
+def test_flags_of_messages_decide_before_the_role(template):
+    def trained(*flags: bool | None) -> list[bool]:
+        talk = [message._replace(trained=flag) for message, flag in zip([USER, GPT, USER, GPT], flags, strict=True)]
+        spans = spans_of(talk, template, train_on="assistant")
+        texts = ["".join(map(str, span)) for span in spans[1::2]]
+        return ["Yes" in text for text in texts]
+
+    assert trained(None, None, None, None) == [True, True]
+    assert trained(None, False, None, None) == [True]
+    assert trained(True, None, None, False) == [False, True]  # the user's first turn, and the first answer
 
 
 def test_what_jinja_cannot_parse_is_refused():

@@ -30,6 +30,7 @@ OWN = (
 )
 
 
+GPT = {"role": "assistant", "content": "Yes"}
 LONG = {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a" * 250}]}
 
 
@@ -250,6 +251,39 @@ def test_columns_of_structs_give_the_bytes_of_lines(records, tmp_path, kind):
         for k in (1, 2, 3)
     ]
     assert sum(part.shards[0].documents for part in parts) == 7
+
+
+CALLS = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content or '' }}{{ m.tool_calls | tojson if m.tool_calls }};{% endfor %}"
+)
+
+
+def test_fields_that_are_null_in_a_struct_are_none_of_a_call(tmp_path):
+    """A struct has the fields of all rows, so a call would get the arguments of others, as null."""
+
+    def asks(**arguments):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        return {"messages": [LONG["messages"][0], {"role": "assistant", "tool_calls": [call]}]}
+
+    rows, template = [asks(city="Oslo"), asks(at=1.5)], tmp_path / "own.jinja"
+    template.write_text(CALLS)
+    lines = tmp_path / "x.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = (lines, as_columns(tmp_path, rows, "parquet"))
+    texts = []
+    for source in sources:
+        _, corpus = run(source, tmp_path / source.suffix[1:] / "out", chat_template=str(template))
+        texts.append([bytes(corpus.document(number).tolist()) for number in (0, 1)])
+    assert texts[0] == texts[1] and b"null" not in b"".join(texts[1])
+
+
+def test_a_conversation_with_further_fields_that_the_template_refuses_is_a_bad_row(tmp_path):
+    template, source = tmp_path / "own.jinja", tmp_path / "x.jsonl"
+    template.write_text(CALLS.replace("{% for", "{{ raise_exception('no tools') if messages[-1].tool_calls }}{% for"))
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    source.write_text("".join(json.dumps({"messages": [LONG["messages"][0], last]}) + "\n" for last in (call, GPT)))
+    manifest, _ = run(source, tmp_path / "out", chat_template=str(template), on_error="skip")
+    assert manifest.provenance.skipped == {"bad-text": 1}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -101,36 +101,56 @@ def test_a_system_prompt_beside_a_conversation_that_has_one_is_not_used():
 
 
 @pytest.mark.parametrize(
-    ("train_on", "number", "name", "value"),
+    ("train_on", "number", "name", "value", "trained"),
     [
-        ("assistant", 1, "weight", 0),
-        ("assistant", 1, "weight", 0.5),
-        ("assistant", 1, "train", False),
-        ("assistant", 1, "loss", False),
-        ("assistant", 1, "loss", "false"),
-        ("assistant", 0, "train", True),
-        ("last", 0, "weight", 1),
-        ("all", 0, "weight", 0),
-        ("assistant", 1, "loss_mask", 1),
-        ("assistant", 1, "mask", True),
-        ("assistant", 1, "train_detail", [{"begin_offset": 0}]),
-        ("assistant", 1, "should_train", False),
-        ("assistant", 1, "compute_loss", False),
-        ("assistant", 1, "loss_weights", [0, 1]),
-        ("assistant", 1, "is_masked", True),
-        ("assistant", 1, "assistant_masks", [0]),
-        ("assistant", 1, "train_on", False),
-        ("assistant", 1, "train_on", "assistant"),
-        ("assistant", 1, "ignore", True),
-        ("assistant", 0, "no_loss", True),
-        ("assistant", 1, "completion_mask", [1]),
-        ("assistant", 1, "turn_weight", 0),
-        ("assistant", 1, "tokenWeights", [0, 1]),
+        ("all", 1, "weight", 0, [True, False]),
+        ("all", 1, "train", False, [True, False]),
+        ("all", 1, "loss", False, [True, False]),
+        ("assistant", 0, "train", True, [True, True]),
+        ("last", 0, "weight", 1.0, [True, True]),
+        ("all", 0, "weight", 0, [False, True]),
+        ("all", 1, "should_train", False, [True, False]),
+        ("all", 1, "compute_loss", False, [True, False]),
+        ("all", 1, "train_on", False, [True, False]),
+        ("all", 1, "ignore", True, [True, False]),
+        ("all", 0, "no_loss", 1, [False, True]),
+        ("all", 1, "turn_weight", 0, [True, False]),
     ],
 )
-def test_a_flag_that_asks_for_another_loss_is_named(train_on, number, name, value):
-    with pytest.raises(BadConversation, match=rf"message {number + 1} .*: its '{name}' is .*only --chat-train-on"):
-        flat_messages(with_field(number, name, value), train_on)
+def test_a_flag_decides_whether_a_message_is_trained_on(train_on, number, name, value, trained):
+    turns, _ = conversation_of(flat_messages(with_field(number, name, value), train_on))
+    assert [turn.trained for turn in turns] == trained
+    assert [text for turn in turns for text in turn[:2]] == FLAT
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("weight", 0.5, "the loss mask holds only 0 and 1"),
+        ("weight", 2, "the loss mask holds only 0 and 1"),
+        ("loss", "false", "the loss mask holds only 0 and 1"),
+        ("train_on", "assistant", "the loss mask holds only 0 and 1"),
+        ("loss_mask", 1, "parts of a message"),
+        ("mask", True, "parts of a message"),
+        ("train_detail", [{"begin_offset": 0}], "parts of a message"),
+        ("loss_weights", [0, 1], "parts of a message"),
+        ("is_masked", True, "parts of a message"),
+        ("assistant_masks", [0], "parts of a message"),
+        ("completion_mask", [1], "parts of a message"),
+        ("tokenWeights", [0, 1], "parts of a message"),
+    ],
+)
+def test_a_loss_that_the_mask_cannot_hold_is_named(name, value, reason):
+    with pytest.raises(BadConversation, match=rf"message 2: its '{name}' is .*, but .*{reason}"):
+        flat_messages(with_field(1, name, value), "assistant")
+
+
+def test_flags_that_contradict_or_leave_nothing_are_refused():
+    with pytest.raises(BadConversation, match="message 2: its flags weight, train contradict"):
+        flat_messages([TALK[0], {**TALK[1], "weight": 1, "train": False}], "assistant")
+    with pytest.raises(BadConversation, match="no turn is left to train on by 'weight'"):
+        flat_messages(with_field(1, "weight", 0), "assistant")
+    assert flat_messages([TALK[0], {**TALK[1], "weight": None}], "assistant") == FLAT  # Arrow: a field of others
 
 
 @pytest.mark.parametrize("name", ["attachments", "content_blocks", "tool_results", "files", "file", "labels", "", "x"])
@@ -218,12 +238,14 @@ def test_flags_that_say_what_is_done_anyway_are_accepted():
         {"from": "gpt", "value": "a", "weight": 1.0, "train": True},
     ]
     assert flat_messages(talk, "assistant") == ["system", "s", "user", "u", "assistant", "a"]
-    assert flat_messages([talk[1], {**talk[2], "weight": 0, "train": False}, talk[2]], "last")[-1] == "a"
+    assert flat_messages([talk[1], {**talk[2], "weight": 0, "train": False}, talk[2]], "last")[-1] == "a"  # as by role
     with pytest.raises(BadConversation, match="the record's 'mask' is 'User'"):
         flat_messages(talk, "assistant", record={"mask": "User"})
     others = (("sample_weight", 0.5), ("weights", [0, 1]))
     for name, value in (("weight", 0), ("ignore", True), ("no_loss", 1), ("train_on", False), *others):
-        with pytest.raises(BadConversation, match=f"the record's '{name}' is .*, but only --chat-train-on"):
+        with pytest.raises(
+            BadConversation, match=f"the record's '{name}' is .*, but only messages and --chat-train-on"
+        ):
             flat_messages(talk, "assistant", record={name: value})
     assert flat_messages(talk, "assistant", record={"ignore": False, "train_on": True, "sample_weight": 1})[-1] == "a"
     harmless = {"tool_count": 2, "has_tools": True, "tool_ids": ["a"], "tool_choice": "auto"}
