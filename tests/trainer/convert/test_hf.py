@@ -481,7 +481,7 @@ def test_presets_have_the_parameters_of_transformers(preset):
     ours = model_config({"preset": preset}, where="", context=1024)
     ours = replace(ours, model=replace(ours.model, mtp=None))  # transformers builds models without further layers
     if preset == "megatron-t5-220m":  # learned positions: no class of transformers has them
-        with pytest.raises(UsageError, match="config.json of model_type t5 cannot express this model"):
+        with pytest.raises(UsageError, match=r"config\.json of model_type t5 cannot express this model"):
             to_hf(ours, ours.model.vocab_size)
         return
     written = to_hf(ours, ours.model.vocab_size)
