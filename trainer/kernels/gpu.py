@@ -315,16 +315,13 @@ def grouped_product(x_MI: Tensor, weight_EOI: Tensor, end_E: Tensor) -> Tensor:
 def add_grouped_product(
     target_EOI: Tensor, dy_MO: Tensor, *, x_MI: Tensor, end_E: Tensor, overwrite: bool = False
 ) -> None:
-    """See plain.add_grouped_product; the product is rounded to 16 bits before it is added."""
-    if not _can_group(x_MI, target_EOI.shape[1:]):
+    """See plain.add_grouped_product; a kernel of ours, because torch's rounds the product to 16 bits, then adds it."""
+    if not (target_EOI.is_cuda and _can_group(x_MI, target_EOI.shape[1:])):
         plain.add_grouped_product(target_EOI, dy_MO, x_MI=x_MI, end_E=end_E, overwrite=overwrite)
         return
-    assert _grouped_mm is not None, "looked up before"
-    product_EOI = _grouped_mm(dy_MO.t(), x_MI, offs=end_E)
-    if overwrite:
-        target_EOI.copy_(product_EOI)
-    else:
-        target_EOI.add_(product_EOI)
+    from trainer.kernels.grouped_triton import add_weight_gradient
+
+    add_weight_gradient(target_EOI, dy_MO, x_MI=x_MI, end_E=end_E, overwrite=overwrite)
 
 
 def _can_group(x: Tensor, widths: torch.Size) -> bool:
