@@ -501,6 +501,10 @@ class MeshSection:
         "auto"  # how tokens reach experts of other ranks; all_to_all: only those that need it, but waits for the host;
         # auto: gather up to ep = 2 or top_k / 2
     )
+    expert_buffer: PositiveAmount | None = (
+        None  # all_to_all: size of buffers, over the tokens of an even load, so that the host need not wait; a step
+        # whose tokens do not fit changes nothing, and ends the run; not set: as many as there are, for which it waits
+    )
     schedule: Literal["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"] = (
         "1f1b"  # order of forward and backward passes in a pipeline; zb: backward in two halves, for a smaller bubble
     )

@@ -5,8 +5,10 @@ its part for all of them, and the partial results are added in rank order. Sizes
 for the host; the traffic is ep - 1 times the tokens, whatever K is.
 
 By all-to-all: a token is sent once to each rank that has experts of it, and every slot's result comes back, so that the
-sum over slots has the order of one rank. Each rank computes only what is its own, but the host waits for the numbers of
-tokens, once for each layer and pass.
+sum over slots has the order of one rank. Each rank computes only what is its own. Either as many tokens travel as there
+are, for which the host waits once for each layer and pass; shared experts can be started meanwhile. Or buffers have a
+size, a multiple of an even load, and nothing waits. A choice that does not fit makes the weights of the rank's tokens
+NaN, so that the step changes nothing, and the run ends with an error (`Engine.check_expert_buffers`).
 
 One object (`Gathering` or `Exchange`) knows both ways for a microbatch. Backward takes them too: gradients of results
 are brought like tokens, and gradients of tokens come back like results.
@@ -20,6 +22,7 @@ tokens that it sends, R tokens that it receives, M rows that it computes, T slot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,17 +47,22 @@ class Dispatch:
 
     Args:
         exchanges: whether tokens are sent to the ranks of their experts; otherwise all are gathered.
+        buffer: the size of buffers over the slots of an even load; 0: as many as there are.
 
     Attributes:
         expert_rank, expert_ranks: of the ranks that have different experts. part, parts: of those that share each.
+        overflow: the most slots for a rank, over those of an even load, that had no room; 0 or None: all had.
     """
 
-    def __init__(self, parallel: Parallel, groups: Mapping[str, Group], *, exchanges: bool = False) -> None:
+    def __init__(
+        self, parallel: Parallel, groups: Mapping[str, Group], *, exchanges: bool = False, buffer: float = 0.0
+    ) -> None:
         tp = parallel.tp
         alone = {"etp": tp, "ep": Group.single("ep"), "experts": tp}
         etp, self.ep, experts = (groups.get(axis, group) for axis, group in alone.items())
         self.expert_rank, self.expert_ranks, self.part, self.parts = self.ep.rank, self.ep.size, etp.rank, etp.size
-        self.exchanges = exchanges and self.ep.size > 1
+        self.exchanges, self.buffer = exchanges and self.ep.size > 1, buffer
+        self.overflow: Tensor | None = None
         apart = parallel.sequence_parallel or tp.size == 1  # every rank has tokens of its own
         assert apart or etp.size == tp.size, "tp ranks with the same tokens share each expert"
         gathered = (etp if apart else Group.single("etp")) if self.exchanges else (experts if apart else self.ep)
@@ -72,6 +80,12 @@ class Dispatch:
     def is_alone(self) -> bool:
         """Whether no tokens are gathered, and no results added."""
         return self._gathered.size == 1 and self._same.size == 1
+
+    def check_room(self, load: Tensor, overflows: Tensor) -> None:
+        """Note the load if it overflows, in a tensor that stays the same: CUDA graphs write to it."""
+        if self.overflow is None:
+            self.overflow = torch.zeros_like(load)
+        self.overflow.copy_(torch.where(overflows, torch.maximum(self.overflow, load), self.overflow))
 
     def reduce(self, partial_A: Tensor) -> Tensor:
         """The sums of their partial results for this rank's tokens."""
@@ -171,12 +185,17 @@ class Gathering:
 
     Attributes:
         keeps: whether brought tokens are kept for backward; otherwise they are brought again.
+        waits: whether the host waits in `finish`.
     """
 
-    keeps = False
+    keeps = waits = False
 
     def __init__(self, dispatch: Dispatch, slots: SortedSlots) -> None:
         self.dispatch, self.slots = dispatch, slots
+
+    def finish(self) -> Gathering:
+        """All of it is known."""
+        return self
 
     def bring(self, x_ND: Tensor) -> Tensor:
         """The tokens of all ranks: [N, D] -> [A, D]."""
@@ -201,6 +220,11 @@ class _Counts(NamedTuple):
     send: Sequence[int]
     receive: Sequence[int]
 
+    @staticmethod
+    def even(count: int, ranks: int) -> _Counts:
+        """The same number for and from each."""
+        return _Counts([count] * ranks, [count] * ranks)
+
     def back(self) -> _Counts:
         """Those of the way back."""
         return _Counts(self.receive, self.send)
@@ -209,60 +233,117 @@ class _Counts(NamedTuple):
 class Exchange:
     """The way of a microbatch's tokens by all-to-all, to the ranks of their experts.
 
+    The constructor does what needs no host, and starts to exchange the numbers of tokens; `finish` does the rest.
+
     Args:
         expert_NK: of this rank's tokens; beyond the last one: the slot is dropped. num_experts: of each rank.
-        all_computed: nothing is dropped.
+        all_computed: nothing is dropped. fixed: buffers have the size that `Dispatch.buffer` says, if there is one.
 
     Attributes:
-        keeps: see `Gathering`. slots: of the tokens that this rank receives.
+        keeps, waits: see `Gathering`. slots: of the tokens that this rank receives.
     """
 
     keeps = True
+    slots: SortedSlots
 
     @torch.no_grad()
-    def __init__(self, dispatch: Dispatch, expert_NK: Tensor, num_experts: int, *, all_computed: bool) -> None:
+    def __init__(
+        self, dispatch: Dispatch, expert_NK: Tensor, num_experts: int, *, all_computed: bool, fixed: bool = False
+    ) -> None:
         self.dispatch, self.ep, self.num_experts = dispatch, dispatch.ep, num_experts
-        expert_AK = dispatch.gather(expert_NK)
+        self._expert_AK = expert_AK = dispatch.gather(expert_NK)
         (tokens, top_k), ranks, device = expert_AK.shape, self.ep.size, expert_AK.device
         rank_AK = (expert_AK // num_experts).clamp(max=ranks)
-        goes_AG = torch.zeros(tokens, ranks + 1, dtype=torch.bool, device=device).scatter_(1, rank_AK, True)[:, :ranks]
-        slot_TG = rank_AK.flatten().unsqueeze(1) == torch.arange(ranks, device=device)
-        self._tokens, self._slots = self._agree(goes_AG.sum(0), slot_TG.sum(0), tokens=tokens, top_k=top_k)
-        # Tokens in the order in which they are sent, by rank; and where the copy for each rank is, or behind all.
-        sent = sum(self._tokens.send)
-        self._copy_AG = torch.where(goes_AG, goes_AG.cumsum(0) - 1 + self._starts(self._tokens.send, device), sent)
-        token_A1 = torch.arange(tokens, device=device).unsqueeze(1)
-        self.token_S = _inverse(self._copy_AG, token_A1.expand_as(self._copy_AG), sent)
-        # Results of slots come back by rank, token and slot.
-        back = sum(self._slots.send)
-        place_TG = slot_TG.cumsum(0) - 1 + self._starts(self._slots.send, device)
-        self._place_AK = torch.where(slot_TG, place_TG, 0).sum(1).clamp_(max=max(back - 1, 0)).view(tokens, top_k)
+        goes_AG = torch.zeros(tokens, ranks + 1, dtype=torch.bool, device=device).scatter_(1, rank_AK, True)
+        self._goes_AG = goes_AG[:, :ranks]
+        self._slot_TG = rank_AK.flatten().unsqueeze(1) == torch.arange(ranks, device=device)
         self._sent_AK = None if all_computed else rank_AK < ranks
-        # What this rank computes.
-        own_RK = self._exchanged(expert_AK[self.token_S], self._tokens) - self.ep.rank * num_experts
-        own_RK = torch.where((own_RK >= 0) & (own_RK < num_experts), own_RK, num_experts)
-        rows = sum(self._slots.receive)
-        self.slots = sort_slots(own_RK, num_experts, all_computed=False, rows=rows)
-        computed_RK = own_RK < num_experts
-        place_RK = torch.where(computed_RK, computed_RK.flatten().cumsum(0).view(own_RK.shape) - 1, rows)
-        self._row_T = _inverse(place_RK, self.slots.row_AK, rows)
+        slots_G, self._overflows, self._numbers = self._slot_TG.sum(0), None, None
+        self._tokens, self._slots = _Counts((), ()), _Counts((), ())
+        self._is_fixed = fixed and dispatch.buffer > 0
+        if not self._is_fixed:
+            self._numbers = self._start_agreeing(self._goes_AG.sum(0), slots_G)
+            return
+        even = tokens * top_k / ranks
+        most = min(math.ceil(dispatch.buffer * even), tokens * min(top_k, num_experts))
+        self._overflows = slots_G.max() > most
+        dispatch.check_room(slots_G.max().double() / even, self._overflows)
+        self._tokens, self._slots = _Counts.even(min(tokens, most), ranks), _Counts.even(most, ranks)
 
-    @staticmethod
-    def _starts(counts: Sequence[int], device: torch.device) -> Tensor:
-        """Where the part of each rank begins."""
-        return torch.tensor([sum(counts[:rank]) for rank in range(len(counts))], device=device)
-
-    def _agree(self, tokens_G: Tensor, slots_G: Tensor, *, tokens: int, top_k: int) -> tuple[_Counts, _Counts]:
-        """The numbers of tokens and slots for and from each rank, on the host."""
+    def _start_agreeing(self, tokens_G: Tensor, slots_G: Tensor) -> tuple[Tensor, Any]:
+        """Start to exchange the numbers of tokens and slots for each rank; (those and theirs, when they are here)."""
         mine_G2 = torch.stack((tokens_G, slots_G), dim=1)
         each = [2] * self.ep.size
         theirs_G2 = all_to_all(mine_G2.flatten(), send=each, receive=each, group=self.ep).view(-1, 2)
-        if mine_G2.is_meta:  # a rehearsal, with even loads
-            even = [[number] * self.ep.size for number in (tokens * min(top_k, self.ep.size), tokens * top_k)]
-            first, second = ([number // self.ep.size for number in numbers] for numbers in even)
-            return _Counts(first, first), _Counts(second, second)
-        (sent, slots), (received, computed) = torch.stack((mine_G2, theirs_G2)).transpose(1, 2).tolist()
-        return _Counts(sent, received), _Counts(slots, computed)
+        numbers, arrived = torch.stack((mine_G2, theirs_G2)), None
+        if numbers.is_cuda:
+            numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        return numbers, arrived
+
+    @property
+    def waits(self) -> bool:
+        """See `Gathering`."""
+        return self._numbers is not None
+
+    @torch.no_grad()
+    def finish(self) -> Exchange:
+        """Know all of the way; where buffers have no fixed size, the host waits for numbers."""
+        (tokens, top_k), ranks, device = self._expert_AK.shape, self.ep.size, self._expert_AK.device
+        if self._numbers is not None:
+            numbers, arrived = self._numbers
+            if arrived is not None:
+                arrived.synchronize()
+            self._tokens, self._slots = self._agreed(numbers, tokens=tokens, top_k=top_k)
+        # Tokens in the order in which they are sent, by rank; and where the copy for each rank is, or behind all.
+        sent, back = sum(self._tokens.send), sum(self._slots.send)
+        each_token, each_slot = (self._tokens.send[0], self._slots.send[0]) if self._is_fixed else (None, None)
+        copy_AG, fits_AG = self._places(self._goes_AG, each_token)
+        self._copy_AG = torch.where(fits_AG, copy_AG, sent)
+        token_A1 = torch.arange(tokens, device=device).unsqueeze(1)
+        token_S = _inverse(self._copy_AG, token_A1.expand_as(self._copy_AG), sent, missing=-1)
+        self.token_S = token_S.clamp(min=0)
+        # Results of slots come back by rank, token and slot.
+        place_TG, fits_TG = self._places(self._slot_TG, each_slot)
+        place_T = torch.where(fits_TG, place_TG, 0).sum(1)
+        self._place_AK = place_T.clamp_(max=max(back - 1, 0)).view(tokens, top_k)
+        # What this rank computes.
+        expert_SK = self._expert_AK[self.token_S]
+        if self._is_fixed:  # places without a token
+            expert_SK = torch.where(token_S.unsqueeze(1) < 0, ranks * self.num_experts, expert_SK)
+        own_RK = self._exchanged(expert_SK, self._tokens) - self.ep.rank * self.num_experts
+        own_RK = torch.where((own_RK >= 0) & (own_RK < self.num_experts), own_RK, self.num_experts)
+        rows = sum(self._slots.receive)
+        self.slots = sort_slots(own_RK, self.num_experts, all_computed=False, rows=rows)
+        # Where parts have a size, received tokens of each rank begin at a multiple of another one.
+        parts = ranks if self._is_fixed else 1
+        place_TG, fits_TG = self._places((own_RK < self.num_experts).view(parts, -1).t(), each_slot)
+        place_RK = torch.where(fits_TG, place_TG, rows).t().reshape(own_RK.shape)
+        self._row_T = _inverse(place_RK, self.slots.row_AK, rows)
+        return self
+
+    @staticmethod
+    def _places(chosen_TG: Tensor, size: int | None) -> tuple[Tensor, Tensor]:
+        """Where each of those chosen for a rank is, in a part for each; and which are chosen and have room.
+
+        Args:
+            size: of each part; None: as large as needed.
+        """
+        number_TG = chosen_TG.cumsum(0) - 1
+        if size is None:
+            counts_G = chosen_TG.sum(0)
+            return number_TG + counts_G.cumsum(0) - counts_G, chosen_TG
+        starts_G = torch.arange(chosen_TG.shape[1], device=chosen_TG.device) * size
+        return number_TG + starts_G, chosen_TG & (number_TG < size)
+
+    def _agreed(self, numbers: Tensor, *, tokens: int, top_k: int) -> tuple[_Counts, _Counts]:
+        """The numbers of tokens and slots for and from each rank, on the host."""
+        ranks, slots = self.ep.size, tokens * top_k
+        if numbers.is_meta:  # a rehearsal, with even loads
+            return _Counts.even(min(tokens, slots // ranks), ranks), _Counts.even(slots // ranks, ranks)
+        (sent, sent_slots), (received, computed) = numbers.transpose(1, 2).tolist()
+        return _Counts(sent, received), _Counts(sent_slots, computed)
 
     def bring(self, x_ND: Tensor) -> Tensor:
         """Tokens to the ranks of their experts: [N, D] -> [R, D]."""
@@ -270,6 +351,8 @@ class Exchange:
 
     def weights(self, weight_NK: Tensor) -> Tensor:
         """Those of received tokens, differentiable."""
+        if self._overflows is not None:
+            weight_NK = torch.where(self._overflows, math.nan, weight_NK)
         weight_RK: Tensor = _Weights.apply(self.dispatch.enter(weight_NK), self)
         return weight_RK
 
@@ -286,9 +369,9 @@ class Exchange:
         return all_to_all(x_SD.flatten(), send=send, receive=receive, group=self.ep).view(-1, width)
 
 
-def _inverse(place: Tensor, values: Tensor, size: int) -> Tensor:
-    """The value at each place, those of place `size` left out: [size]."""
-    out = torch.zeros(size + 1, dtype=torch.int64, device=place.device)
+def _inverse(place: Tensor, values: Tensor, size: int, *, missing: int = 0) -> Tensor:
+    """The value at each place, or `missing`; those of place `size` are left out: [size]."""
+    out = torch.full((size + 1,), missing, dtype=torch.int64, device=place.device)
     return out.scatter_(0, place.flatten(), values.flatten())[:size]
 
 

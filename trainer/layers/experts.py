@@ -66,10 +66,21 @@ class Experts(Layer):
         self.down_bias = nn.Parameter(torch.empty(num_experts, width)) if shape.bias else None
 
     def forward(
-        self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, *, all_computed: bool, recompute: bool = False
+        self,
+        x_ND: Tensor,
+        expert_NK: Tensor,
+        weight_NK: Tensor,
+        *,
+        all_computed: bool,
+        recompute: bool = False,
+        way: Way | None = None,
     ) -> Tensor:
-        """The weighted sum of each token's experts: [N, D]."""
-        way = self.way(expert_NK, all_computed=all_computed)
+        """The weighted sum of each token's experts: [N, D].
+
+        Args:
+            way: of these tokens, if it is known already.
+        """
+        way = (way or self.way(expert_NK, all_computed=all_computed)).finish()
         up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, way)
         weight_M = way.slots.gather(way.weights(weight_NK))
         z_MF = _Weighted.apply(up_MF, weight_M, self)
@@ -79,11 +90,11 @@ class Experts(Layer):
         combined_ND: Tensor = _Combine.apply(y_MD, way, self.kernels)
         return combined_ND
 
-    def way(self, expert_NK: Tensor, *, all_computed: bool) -> Way:
-        """The way of tokens to this rank's experts, and of results back."""
+    def way(self, expert_NK: Tensor, *, all_computed: bool, fixed: bool = False) -> Way:
+        """The way of tokens to this rank's experts, and of results back; see `Exchange`."""
         dispatch = self.dispatch
         if dispatch.exchanges:
-            return Exchange(dispatch, expert_NK, self.num_experts, all_computed=all_computed)
+            return Exchange(dispatch, expert_NK, self.num_experts, all_computed=all_computed, fixed=fixed)
         expert_AK = dispatch.gather(expert_NK)
         if dispatch.expert_ranks > 1:
             own_AK = expert_AK - dispatch.expert_rank * self.num_experts
@@ -246,7 +257,7 @@ class MoE(nn.Module):
 
     Args:
         expert: an expert's shape. groups: "etp", "ep" and "experts", if experts are divided over more ranks than tp.
-        exchanges: how tokens reach experts, see `Dispatch`.
+        exchanges, expert_buffer: how tokens reach experts, see `Dispatch`.
     """
 
     def __init__(
@@ -258,12 +269,12 @@ class MoE(nn.Module):
         kernels: Kernels,
         groups: Mapping[str, Group] = MappingProxyType({}),
         exchanges: bool = False,
+        expert_buffer: float = 0.0,
     ) -> None:
         super().__init__()
+        dispatch = Dispatch(parallel, groups, exchanges=exchanges, buffer=expert_buffer)
         self.router = Router(shape, expert.width, parallel, bias=expert.bias)
-        self.experts = Experts(
-            expert, shape.num_experts, Dispatch(parallel, groups, exchanges=exchanges), kernels=kernels
-        )
+        self.experts = Experts(expert, shape.num_experts, dispatch, kernels=kernels)
         self.shared = self.shared_gate = None
         if shape.shared_ffn_hidden_size:
             self.shared = MLP(shared_shape(shape, expert), parallel, kernels=kernels)
@@ -272,15 +283,28 @@ class MoE(nn.Module):
     def forward(self, x_ND: Tensor, rows: Rows, *, recompute: bool = False) -> tuple[Tensor, RouterLosses | None]:
         """(what the experts add, the router's losses)."""
         routing = self.router(x_ND, rows)
+        way = self.experts.way(routing.expert_NK, all_computed=routing.dropless, fixed=rows.measured)
+        # Before the shared expert, whose gradient is then added first, whichever is computed first.
+        routed_ND = x_ND.view_as(x_ND) if way.waits else x_ND
+        shared_ND = self._shared(x_ND, recompute=recompute) if way.waits else None
         out_ND = self.experts(
-            x_ND, routing.expert_NK, routing.weight_NK, all_computed=routing.dropless, recompute=recompute
+            routed_ND,
+            routing.expert_NK,
+            routing.weight_NK,
+            all_computed=routing.dropless,
+            recompute=recompute,
+            way=way,
         )
         if self.shared is not None:
-            shared_ND = self.shared(x_ND, recompute=recompute)
-            if self.shared_gate is not None:
-                shared_ND = (shared_ND * self.shared_gate(x_ND)).to(x_ND.dtype)
-            out_ND = out_ND + shared_ND
+            out_ND = out_ND + (self._shared(x_ND, recompute=recompute) if shared_ND is None else shared_ND)
         return out_ND, routing.losses
+
+    def _shared(self, x_ND: Tensor, *, recompute: bool) -> Tensor | None:
+        """What the expert of every token adds; None: there is none."""
+        if self.shared is None:
+            return None
+        shared_ND: Tensor = self.shared(x_ND, recompute=recompute)
+        return shared_ND if self.shared_gate is None else (shared_ND * self.shared_gate(x_ND)).to(x_ND.dtype)
 
 
 def shared_shape(shape: MoEShape, expert: MLPShape) -> MLPShape:

@@ -8,6 +8,7 @@ leaves the state sound.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -145,6 +146,8 @@ class AfterStep:
         """
         step = now.steps
         self.saver.poll()  # the checkpoint of an earlier step, before any line of this one
+        if self.config.mesh.expert_buffer and not math.isfinite(report.grad_norm):
+            self.engine.check_expert_buffers(step)
         spike = self.spikes.add(step, report)
         self.skipped.add(step, report)
         evaluated = evaluates(step, self.config, last=self.plan.steps)

@@ -35,6 +35,7 @@ from trainer.convert.convert import open_model
 from trainer.convert.first_state import read_owned
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
+from trainer.layers.experts import Experts
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
 from trainer.models.stage import NO_PAIR, BufferedStage, LossFunction, Microbatch, joined
@@ -342,6 +343,23 @@ class Engine:
         bad = torch.cat(extremes).isfinite().logical_not().any() if extremes else torch.zeros((), dtype=torch.bool)
         flag = bad.to(self.world.device, torch.float32).reshape(1) + (not math.isfinite(loss))
         return all_reduce_(flag, self.everyone, op="max").item() == 0
+
+    def check_expert_buffers(self, step: int) -> None:
+        """Whether the tokens of experts fitted in buffers of mesh.expert_buffer; a collective.
+
+        Raises:
+            UsageError: they did not, on some rank; the step has changed nothing.
+        """
+        layers = (layer for layer in self.model.modules() if isinstance(layer, Experts))
+        loads = [layer.dispatch.overflow for layer in layers if layer.dispatch.overflow is not None]
+        largest = torch.stack(loads).max() if loads else torch.zeros((), dtype=torch.float64, device=self.world.device)
+        load = all_reduce_(largest.reshape(1).clone(), self.everyone, op="max").item()
+        if load:
+            raise UsageError(
+                f"step {step} changed nothing: a rank had more tokens for experts of another than fit in its buffer",
+                found=f"{load:.2f} times an even load, mesh.expert_buffer={self.config.mesh.expert_buffer:g}",
+                fix="raise it, balance experts more strongly, or leave it out: buffers then have the size needed",
+            )
 
     @out_of_memory_in("the forward pass of an evaluation", fix=FEWER_TOKENS)
     @torch.no_grad()

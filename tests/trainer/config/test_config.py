@@ -120,7 +120,7 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
         (changed("train", lr=3), "there is no key train.lr; did you mean optimizer.lr?"),
         (
             changed("mesh", xx=2),
-            "there is no key mesh.xx; expected one of tp, cp, pp, ep, etp, expert_dispatch, schedule, virtual_pipeline",
+            "there is no key mesh.xx; expected one of tp, cp, pp, ep, etp, expert_dispatch, expert_buffer, schedule, ",
         ),
         (
             changed("train", steps="ten"),

@@ -18,6 +18,7 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 
 EXPERTS, TOP_K, TOKENS, WIDTH = 8, 4, 24, 12
+BUFFERS = {"large buffers": 4.0, "small buffers": 1.5}  # over an even load
 LOADS = ("drawn", "an empty rank", "an empty expert, and one that computes every token", "dropped")
 
 
@@ -43,14 +44,14 @@ def _choices(load: str) -> Tensor:
     return expert_NK
 
 
-def _passes(context, load: str, exchanges: bool) -> dict[str, Tensor]:
-    """The outputs of this rank's tokens and their gradients, and gradients of the first and last expert."""
+def _passes(context, load: str, way: str) -> dict[str, Tensor]:
+    """The outputs of this rank's tokens and their gradients, and those of its experts."""
     torch.manual_seed(5)
     ranks = context.world
     groups = context.join(Mesh(ranks, ep=ranks)).groups if ranks > 1 else {}
     alone = Parallel(Group.single("tp"), sequence_parallel=False)
     shape = MLPShape(width=WIDTH, inner=16, activation="swiglu", bias=True)
-    dispatch = Dispatch(alone, groups, exchanges=exchanges)
+    dispatch = Dispatch(alone, groups, exchanges=way != "gather", buffer=BUFFERS.get(way, 0.0))
     layer = Experts(shape, EXPERTS, dispatch, kernels=replace(PLAIN, grouped_product=_row_by_row))
     mine = slice(dispatch.expert_rank * layer.num_experts, (dispatch.expert_rank + 1) * layer.num_experts)
     with torch.no_grad():
@@ -62,26 +63,43 @@ def _passes(context, load: str, exchanges: bool) -> dict[str, Tensor]:
     weight = torch.where(expert_NK < EXPERTS, weight, 0.0)
     for each in (x, weight):
         each.requires_grad_()
-    out = layer(x, expert_NK, weight, all_computed=load != "dropped")
+    plan = layer.way(expert_NK, all_computed=load != "dropped", fixed=True)
+    out = layer(x, expert_NK, weight, all_computed=load != "dropped", way=plan)
     out.backward(dout)
     assert all(parameter.grad is not None for parameter in layer.parameters()), "zeros for experts without tokens"
     gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    if dispatch.overflow is not None:
+        gradients["overflow"] = dispatch.overflow
     return {"out": out.detach(), "dx": x.grad, "dweight": weight.grad, **gradients}
 
 
 @pytest.fixture(scope="module")
 def alone():
-    return {load: run_ranks(_passes, 1, load, False)[0] for load in LOADS}
+    return {load: run_ranks(_passes, 1, load, "gather")[0] for load in LOADS}
 
 
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("exchanges", [True, False], ids=["all-to-all", "gather"])
-def test_ranks_that_share_experts_compute_what_one_does(alone, ranks, load, exchanges):
+@pytest.mark.parametrize("way", ["gather", "all-to-all", "large buffers"])
+def test_ranks_that_share_experts_compute_what_one_does(alone, ranks, load, way):
     """By all-to-all the same bits, since slots are added in their order, forward and backward."""
-    results, expected = run_ranks(_passes, ranks, load, exchanges), alone[load]
-    for name, value in expected.items():
+    results = run_ranks(_passes, ranks, load, way)
+    for name, value in alone[load].items():
         whole = torch.cat([result[name] for result in results])
-        exact = exchanges and name in ("out", "dx", "dweight")
+        exact = way != "gather" and name in ("out", "dx", "dweight")
         tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-5, "atol": 1e-4}
         torch.testing.assert_close(whole, value, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_a_choice_that_does_not_fit_makes_the_outputs_of_its_rank_nan(alone):
+    """Those of other ranks stay what they are."""
+    ranks, buffer = 4, BUFFERS["small buffers"]
+    slots_RT = _choices("drawn").view(ranks, -1) // (EXPERTS // ranks)
+    loads = [torch.bincount(slots).max().item() / (slots.numel() / ranks) for slots in slots_RT]
+    assert min(loads) <= buffer < max(loads)
+    results = run_ranks(_passes, ranks, "drawn", "small buffers")
+    for result, load, out in zip(results, loads, alone["drawn"]["out"].chunk(ranks), strict=True):
+        assert result["overflow"].item() == (load if load > buffer else 0)
+        torch.testing.assert_close(
+            result["out"], out if load <= buffer else torch.full_like(out, torch.nan), rtol=0, atol=0, equal_nan=True
+        )

@@ -76,6 +76,7 @@ LAYOUTS = [
     pytest.param(8, {"ep": 2, "tp": 2, "pp": 2, "sequence_parallel": True}, {"recompute": "full"}, marks=SOAK),
     pytest.param(8, {"ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True}, {"sharding": "none"}, marks=SOAK),
     (2, {"ep": 2, **SENT}, {"recompute": "full"}),
+    (2, {"ep": 2, **SENT, "expert_buffer": 2.0}, {"recompute": "selective"}),
     pytest.param(4, {"ep": 2, **SENT}, {"sharding": "gradients", "recompute": "selective"}, marks=SOAK),
     pytest.param(4, {"ep": 2, "pp": 2, "schedule": "zb_h1", **SENT}, {"sharding": "parameters"}, marks=SOAK),
     pytest.param(4, {"ep": 2, "tp": 2, **SENT}, {"documents": True}, marks=SOAK),
@@ -349,6 +350,8 @@ def test_muon_takes_each_expert_of_each_rank_for_a_matrix(ranks, mesh):
         ),
         (2, {"tp": 2, "etp": 1}, "mesh.etp=1 is below mesh.tp=2, whose ranks all have the same tokens; set"),
         (2, {"ep": 2, **SENT}, 'mesh.expert_dispatch="all_to_all" waits for the host, which kernels.cuda_graphs="on"'),
+        (2, {"ep": 2, "expert_dispatch": "gather", "expert_buffer": 2.0}, "mesh.expert_buffer=2 is of an all-to-all"),
+        (2, {"ep": 2, **SENT, "expert_buffer": 0.5}, "mesh.expert_buffer=0.5 is below 1, an even load"),
     ],
 )
 def test_ranks_that_cannot_share_experts_are_refused(ranks, mesh, message):
@@ -371,6 +374,7 @@ def test_a_model_without_experts_has_no_ranks_for_them():
         pytest.param(8, {"tp": 2, "ep": 2, "etp": 1, "cp": 2, "sequence_parallel": True}, marks=SOAK),
         pytest.param(12, {"ep": 3, "pp": 2, "schedule": "zb_v"}, marks=SOAK),
         (4, {"ep": 2, **SENT}),
+        (4, {"ep": 2, **SENT, "expert_buffer": 1.5}),
     ],
 )
 def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):

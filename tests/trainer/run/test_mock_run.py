@@ -183,3 +183,20 @@ def test_experts_are_trained_measured_reported_and_resumed(tmp_path, capsys):
     assert main(["report", str(tmp_path / "whole")]) == 0
     page = (tmp_path / "whole" / "report.html").read_text()
     assert "<h2>Experts</h2>" in page and "busiest" in page
+
+
+def _train_over_experts(context, config):
+    train(config, context.join(Mesh(context.world, ep=config.mesh.ep)))
+
+
+def test_a_step_whose_tokens_do_not_fit_in_the_buffers_of_experts_ends_the_run(tmp_path):
+    config = config_of(tmp_path / "small", steps=2, interval=2)
+    model = replace(config.model, moe=MoESection(num_experts=4, top_k=1, ffn_hidden_size=16))
+    mesh = MeshSection(ep=2, expert_dispatch="all_to_all", expert_buffer=1.0)
+    config = replace(config, model=model, mesh=mesh)
+    message = r"step 1 changed nothing: a rank had more [\s\S]* times an even load, mesh.expert_buffer=1\n"
+    with pytest.raises(RankError, match=message):
+        run_ranks(_train_over_experts, 2, config)
+    run = replace(config.run, folder=str(tmp_path / "large"))
+    run_ranks(_train_over_experts, 2, replace(config, run=run, mesh=replace(mesh, expert_buffer=2.0)))
+    assert all(math.isfinite(line["loss"]) for line in read_metrics(tmp_path / "large"))

@@ -78,7 +78,7 @@ class Block(nn.Module):
 
     Args:
         number: in the whole model, from 0. like: the block whose kind it has; None: its own number.
-        groups: the ranks along each axis. exchanges: see `Dispatch`.
+        groups: the ranks along each axis. exchanges, expert_buffer: see `Dispatch`.
         selective: outputs of norms and of the nonlinearity are computed again in backward.
     """
 
@@ -96,6 +96,7 @@ class Block(nn.Module):
         groups: Mapping[str, Group] = MappingProxyType({}),
         like: int | None = None,
         exchanges: bool = False,
+        expert_buffer: float = 0.0,
     ) -> None:
         super().__init__()
         of_kind = number if like is None else like
@@ -110,7 +111,13 @@ class Block(nn.Module):
         self.number, self.moe = number, shape.moe
         if self.moe is not None and self.moe.has_experts(of_kind):
             self.mlp: MLP | MoE = MoE(
-                self.moe, expert_shape(shape), parallel, kernels=kernels, groups=groups, exchanges=exchanges
+                self.moe,
+                expert_shape(shape),
+                parallel,
+                kernels=kernels,
+                groups=groups,
+                exchanges=exchanges,
+                expert_buffer=expert_buffer,
             )
         else:
             self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
@@ -204,7 +211,8 @@ class GPT(nn.Module):
         place: which part this is; blocks are named by their number in the whole model.
         groups: the ranks along each axis: "tp", "cp" if ranks share rows of tokens, those of experts.
         kernels: implementations of the small operations.
-        recompute: what backward recomputes. seed: of the run, for dropout. exchanges: see `Dispatch`.
+        recompute: what backward recomputes. seed: of the run, for dropout. exchanges, expert_buffer: see
+            `Dispatch`.
 
     Attributes:
         loss_function: a user's function: (logits [B, S, vocab_size], batch) -> the sum of the loss, or the losses of
@@ -225,6 +233,7 @@ class GPT(nn.Module):
         recompute: RecomputeSection,
         seed: int,
         exchanges: bool = False,
+        expert_buffer: float = 0.0,
     ) -> None:
         super().__init__()
         self.shape, self.place, self.kernels = shape, place, kernels
@@ -242,7 +251,7 @@ class GPT(nn.Module):
             self.block_type, shape, self.parallel, kernels=kernels, seed=seed, selective=selective
         )
         if shape.moe is not None:  # blocks of other families have no experts
-            block = functools.partial(block, groups=groups, exchanges=exchanges)
+            block = functools.partial(block, groups=groups, exchanges=exchanges, expert_buffer=expert_buffer)
         self.blocks = nn.ModuleDict({str(i): block(number=i) for i in blocks})
         self.recomputes_all = full = recompute.mode == "full"
         self.chunks = chunks(blocks, method=recompute.method, layers=recompute.layers if full else len(blocks))
@@ -497,7 +506,9 @@ def build_gpt(
     kernels = choose_kernels(device, dtype, config.kernels if config else None)
     recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)
     with torch.device("meta"):
-        dispatch = {"exchanges": exchanges_tokens(config)} if config is not None and shape.moe is not None else {}
+        dispatch = dict[str, Any]()
+        if config is not None and shape.moe is not None:
+            dispatch = {"exchanges": exchanges_tokens(config), "expert_buffer": config.mesh.expert_buffer or 0.0}
         built = model(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed, **dispatch)
     for layer in built.modules():
         if isinstance(layer, Layer):

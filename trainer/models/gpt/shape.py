@@ -320,13 +320,13 @@ def expert_shape(shape: GPTShape) -> MLPShape:
 def exchanges_tokens(config: RunConfig) -> bool:
     """Whether tokens are sent to the ranks of their experts by all-to-all; otherwise all are gathered.
 
-    CUDA graphs cannot wait for the host, which has to know how many there are.
+    CUDA graphs cannot wait for the host, which has to know how many there are, unless buffers have a size.
     """
     moe, mesh = config.model.moe, config.mesh
     if moe is None or mesh.ep == 1 or mesh.expert_dispatch != "auto":
         return mesh.expert_dispatch == "all_to_all"
     shape = _moe_shape(moe, ffn_hidden_size(config))
-    return not shape.is_gathered(mesh.ep) and config.kernels.cuda_graphs != "on"
+    return not shape.is_gathered(mesh.ep) and (mesh.expert_buffer is not None or config.kernels.cuda_graphs != "on")
 
 
 def kinds(shape: GPTShape) -> tuple[Kind, ...]:
