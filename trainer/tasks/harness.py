@@ -7,6 +7,7 @@ program, `python -m trainer.tasks.harness` is lm_eval's command with `--model mt
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from mdata import UsageError
 from mdata.progress import SILENT, Progress
 from trainer.parallel.collectives import gather_objects
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, World, find_placement, join_world, leave_at_the_end
 from trainer.tasks.generate import Request, answers_of
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
@@ -39,6 +42,7 @@ class MtrainLM(TemplateLM):
         model: a folder (see `Model.load`), or an opened model.
         max_length: tokens of a row at most; None: the model's context.
         batch_size: rows that are computed together.
+        tp, pp: ranks that share a folder's model, of those that torchrun started; the others divide the rows.
         options: further arguments of `Model.load`; those that are not among them are the harness' own.
     """
 
@@ -49,11 +53,13 @@ class MtrainLM(TemplateLM):
         max_length: int | str | None = None,
         batch_size: int | str | None = None,
         progress: Progress = SILENT,
+        tp: int | str = 1,
+        pp: int | str = 1,
         **options: Any,
     ) -> None:
         super().__init__()
-        kept = {key: options[key] for key in ("checkpoint", "tokenizer", "dtype") if options.get(key)}
-        self.model = Model.load(model, **kept) if isinstance(model, str) else model
+        kept = {key: options[key] for key in ("checkpoint", "tokenizer", "dtype", "weights") if options.get(key)}
+        self.model = model if isinstance(model, Model) else Model.load(model, world=_world(int(tp), int(pp)), **kept)
         if self.model.tokenizer is None:
             raise UsageError(f"{self.model.name} has no tokenizer", fix="name one with tokenizer=FOLDER")
         self._tokens = self.model.tokenizer
@@ -167,6 +173,18 @@ class MtrainLM(TemplateLM):
         return Request(ids=tuple(ids[-(self.max_length - most) :]), rules=sampling, number=number)
 
 
+def _world(tp: int, pp: int) -> World:
+    """The ranks that torchrun started, or this process alone."""
+    place = find_placement(os.environ) or Placement()
+    if min(tp, pp) < 1 or place.world_size % (tp * pp):
+        raise UsageError(
+            f"tp={tp} and pp={pp} cannot divide a model over {place.world_size} rank{'s' * (place.world_size > 1)}",
+            expected="a divisor of the number of ranks, at least 1",
+            fix="torchrun --nproc-per-node N -m trainer.tasks.harness ...",
+        )
+    return join_world(Mesh(place.world_size, tp, pp=pp), placement=place)
+
+
 def evaluate_tasks(
     model: Model,
     tasks: Sequence[str],
@@ -181,6 +199,8 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """The harness' results of some tasks: {"results": task -> metric -> number, ...}; see its documentation.
 
+    Only the first rank of a machine has them; on others there are no tasks in "results".
+
     Args:
         include_path: a folder with further tasks. log_samples: with each request and its answer.
 
@@ -192,7 +212,7 @@ def evaluate_tasks(
         raise UsageError(
             f"lm-evaluation-harness has no task {unknown[0]!r}", fix="lm_eval ls tasks lists them; --include-path DIR"
         )
-    results: dict[str, Any] = simple_evaluate(
+    results: dict[str, Any] | None = simple_evaluate(
         model=MtrainLM(model, max_length=max_length, batch_size=batch_size, progress=progress),
         tasks=list(tasks),
         num_fewshot=num_fewshot,
@@ -201,10 +221,11 @@ def evaluate_tasks(
         task_manager=manager,
         bootstrap_iters=0,
     )
-    return results
+    return {"results": {}} if results is None else results
 
 
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()
+    leave_at_the_end(lambda _: None)
