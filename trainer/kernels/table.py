@@ -22,7 +22,17 @@ from torch import Tensor
 from mdata import UsageError
 from mdata.errors import install_command
 from trainer.config.sections import KernelsSection
-from trainer.kernels import apex, chunk_attention, float8, gpu, library, paged_attention, plain, transformer_engine
+from trainer.kernels import (
+    apex,
+    chunk_attention,
+    few_rows,
+    float8,
+    gpu,
+    library,
+    paged_attention,
+    plain,
+    transformer_engine,
+)
 from trainer.kernels.self_test import differences, float8_differences, float8_rows_differences
 
 Kernel = Callable[..., Any]
@@ -205,14 +215,14 @@ def float8_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
     return kernels
 
 
-def float8_rows_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
-    """The kernels for rows in FP8 and their products: PyTorch's on a GPU, otherwise the plain ones.
+def float8_rows_kernels(device: torch.device) -> tuple[Kernel, Kernel, Kernel | None]:
+    """The kernels for rows in FP8 and their products: PyTorch's on a GPU, otherwise the plain ones; and for few rows.
 
     Raises:
         UsageError: the GPU has no FP8, or PyTorch's product computes something else.
     """
     if device.type != "cuda":
-        return float8.float8_rows, float8.float8_rows_product
+        return float8.float8_rows, float8.float8_rows_product, None
     kernels = torch.compile(float8.float8_rows), float8.scaled_mm_rows_product
     capability = torch.cuda.get_device_capability(device)
     reason = "" if capability >= (8, 9) else f"{torch.cuda.get_device_name(device)} has none"
@@ -221,4 +231,4 @@ def float8_rows_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
             f"weights in FP8 need a GPU with FP8 products (compute capability 8.9 or higher): {reason}",
             fix="leave out --weights fp8",
         )
-    return kernels
+    return *kernels, few_rows.few_rows_product if few_rows.works(device) else None

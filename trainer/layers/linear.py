@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer.kernels.few_rows import FEW
 from trainer.kernels.float8 import Float8Rows, Operand, float8_rows, float8_rows_matrix, float8_rows_product
 from trainer.layers.base import Layer, MainGradients, Parallel, add_bias_gradient, add_weight_gradient
 from trainer.layers.float8_scaling import LayerScaling
@@ -89,18 +90,26 @@ class Linear(Layer):
 
     def _forward_with_rows(self, x_NI: Tensor, rows_OI: Float8Rows) -> Tensor:
         """Inputs are rounded with a scale for each token, of the columns that this rank has."""
-        whole_NI = self.parallel.gather(x_NI) if self.column else x_NI
-        y_NO = self._rows_kernels.product(self._rows_kernels.quantize(whole_NI), rows_OI, dtype=x_NI.dtype)
+        whole_NI, kernels = self.parallel.gather(x_NI) if self.column else x_NI, self._rows_kernels
+        if kernels.few is not None and len(whole_NI) <= FEW:
+            y_NO = kernels.few(whole_NI, rows_OI, dtype=x_NI.dtype)
+        else:
+            y_NO = kernels.product(kernels.quantize(whole_NI), rows_OI, dtype=x_NI.dtype)
         if not self.column:
             y_NO = self.parallel.reduce(y_NO)
         return y_NO if self.bias is None else y_NO.add_(self.bias)
 
 
 class Float8RowsKernels(NamedTuple):
-    """The operations of kernels/float8.py on matrices with a scale for each row, or those of a GPU."""
+    """The operations of kernels/float8.py on matrices with a scale for each row, or those of a GPU.
+
+    Args:
+        few: both in one kernel, for up to FEW rows; None: there is none.
+    """
 
     quantize: Callable[[Tensor], Float8Rows]
     product: Callable[..., Tensor]
+    few: Callable[..., Tensor] | None = None
 
 
 def column_product(x_ND: Tensor, layer: Layer, *, weight: Tensor, parallel: Parallel) -> Tensor:

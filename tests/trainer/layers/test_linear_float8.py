@@ -25,7 +25,7 @@ from trainer.kernels.float8 import (
 )
 from trainer.layers.base import Parallel
 from trainer.layers.float8_scaling import Float8Kernels, Float8Recipe, Float8Scaling
-from trainer.layers.linear import Float8RowsKernels, Linear
+from trainer.layers.linear import FEW, Float8RowsKernels, Linear
 from trainer.models.float8_layers import keep_float8_weights
 from trainer.parallel.collectives import Group
 
@@ -281,6 +281,22 @@ def test_a_weight_that_is_kept_in_fp8_is_the_same_on_any_number_of_ranks(column)
     else:
         assert all(torch.equal(part[1], inverse) for part in parts)
         assert (parts[0][2] - y).norm() / y.norm() < 0.05, "each rank scales the part of a token that it has"
+
+
+def test_a_kernel_for_few_tokens_gets_no_more_of_them():
+    counts = []
+
+    def few(x, rows, *, dtype):
+        counts.append(len(x))
+        return float8_rows_product(float8_rows(x), rows, dtype=dtype)
+
+    layer = Linear(32, 16, parallel=ALONE, bias=False, column=True)
+    layer.weight.data.copy_(_draw(1, 16, 32))
+    layer.keep_rows(ROWS._replace(few=few))
+    x = _draw(2, FEW + 1, 32).float()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat((layer(x[:FEW]), layer(x[FEW:]))), layer(x), rtol=1e-6, atol=1e-6)
+    assert counts == [FEW, 1]
 
 
 def test_weights_that_a_gpu_cannot_keep_in_fp8_are_refused():
