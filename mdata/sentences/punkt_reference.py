@@ -1,6 +1,6 @@
 """Punkt by its definition: candidates, the tokens around each, and whether one of them ends a sentence.
 
-The twin of mdata_cpp/punkt.hpp, written from the rules in docs/reference/sentences.md. White space, letters and digits
+The twin of mdata_cpp/punkt.hpp, and the statement of the rules: those of NLTK 3.10. White space, letters and digits
 are those of the `regex` library, because NLTK uses it: U+001C to U+001F are not white space in patterns, but `strip`
 removes them. Slow: its time may be quadratic in the length of the text.
 """
