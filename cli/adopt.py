@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add(
         "--level",
-        choices=("document", "sentence", "chat"),
+        choices=("document", "sentence", "chat", "pairs"),
         help="what one sequence is (default: inferred from the name of PREFIX)",
     )
     add("--threads", type=int, metavar="N", help="reading threads (default: all available cores)")

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--order", choices=["native", "megatron"], default="native", help="order of samples (default: native)")
     add(
         "--kind",
-        choices=["gpt", "document", "packed", "chat", "bert", "t5"],
+        choices=["gpt", "document", "packed", "chat", "pairs", "bert", "t5"],
         default="gpt",
         help="sample type (default: gpt)",
     )

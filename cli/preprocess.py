@@ -62,6 +62,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, tuple[str, ...]]:
     """The options for the library, and the given options that have no effect, each once."""
+    from mdata.sources.chat_schema import SCHEMA_KEYS
+
     tokenizer_options, unused = tokenizer_options_of(arguments)
     on_error = _on_error(arguments)
     optional = {"workers": arguments.workers, "max_record_bytes": arguments.max_record_bytes}
@@ -76,7 +78,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         merge_file=arguments.merge_file,
         tokenizer_options=tokenizer_options,
         engine=arguments.engine,
-        json_keys=tuple(arguments.json_keys or ["messages" if arguments.chat else "text"]),
+        json_keys=tuple(arguments.json_keys or [SCHEMA_KEYS[arguments.chat_schema] if arguments.chat else "text"]),
         input_format=arguments.input_format,
         text_documents=arguments.text_documents,
         text_template=arguments.text_template,
@@ -84,6 +86,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         skip_rows=arguments.skip_rows,
         append_eod=arguments.append_eod,
         chat=arguments.chat,
+        chat_schema=arguments.chat_schema,
         chat_template=arguments.chat_template,
         chat_train_on=arguments.chat_train_on,
         split_sentences=arguments.split_sentences,

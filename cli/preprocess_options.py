@@ -39,6 +39,7 @@ IGNORED: Mapping[str, int | str] = MappingProxyType(
 # They change the output and are not supported in this version.
 REFUSED = ("--tokenizer-metadata",)
 TURNS = ("assistant", "all", "last")
+SCHEMAS = ("messages", "alpaca", "dolly", "pairs")
 _SIZES = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
 
 
@@ -96,6 +97,13 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     )
     add_variants(group)
     add("--chat", action="store_true", help="records are conversations")
+    add(
+        "--chat-schema",
+        choices=SCHEMAS,
+        default="messages",
+        metavar="S",
+        help="fields: messages (default), alpaca, dolly or pairs",
+    )
     add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on")
     add("--nltk-data", metavar="FOLDER", help="folder with tokenizers/punkt_tab (--split-sentences)")
     add("--max-record-bytes", type=size, metavar="N", help="reject records of more bytes than this (default: 64M)")

@@ -49,6 +49,7 @@ from .samples.sample_options import Document as Document
 from .samples.sample_options import Fim as Fim
 from .samples.sample_options import Gpt as Gpt
 from .samples.sample_options import Packed as Packed
+from .samples.sample_options import Pairs as Pairs
 from .tokenizer_training.train import train_tokenizer as train_tokenizer
 from .tokenizer_training.train_options import TrainOptions as TrainOptions
 from .tokenizers.base.tokenizer import Tokenizer as Tokenizer

@@ -393,4 +393,11 @@ def check_integers(prefix: Path, dtype: np.dtype[np.generic]) -> None:
 
 def _name(path: Path) -> str:
     stem = path.name.removesuffix(".json")
-    return stem.removesuffix("_document").removesuffix("_sentence").removesuffix("_chat").removesuffix("_text") or stem
+    return (
+        stem.removesuffix("_document")
+        .removesuffix("_sentence")
+        .removesuffix("_chat")
+        .removesuffix("_pairs")
+        .removesuffix("_text")
+        or stem
+    )

@@ -107,7 +107,8 @@ def open_dataset(
         split: "train", "valid", "test" by `split_shares`, or "whole": all of it (native: in file order, once).
         split_shares: shares of training, validation and test, as in Megatron's --split.
         num_samples: Megatron's order: decides the epochs (None: one). Native: only the length of a training set.
-        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert`, `T5` or `Classify`; or the name of one, with defaults.
+        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Pairs`, `Bert`, `T5` or `Classify`; or the name of one, with
+            defaults.
         order: `NativeOrder` or `MegatronOrder`, or its name.
         cache, cache_size: folder for built arrays and for blocks of corpora in object storage; limit of the blocks.
         tokenizer_unknown: "ok" mixes corpora that record their tokenizer with others that do not.

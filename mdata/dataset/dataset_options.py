@@ -33,6 +33,7 @@ from mdata.samples.sample_options import (
     MaskedKind,
     MaskingOptions,
     Packed,
+    Pairs,
     TextKind,
     WholeDocuments,
     check_integer,
@@ -40,7 +41,7 @@ from mdata.samples.sample_options import (
 )
 
 Split = Literal["train", "valid", "test", "whole"]
-KindName = Literal["gpt", "document", "packed", "chat", "bert", "classify"]
+KindName = Literal["gpt", "document", "packed", "chat", "pairs", "bert", "classify"]
 OrderName = Literal["native", "megatron"]
 WHOLE: Literal["whole"] = "whole"
 LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
@@ -92,7 +93,7 @@ class DatasetOptions:
         split: "train", "valid", "test" by `split_shares`, or "whole": all of it (native: in file order, once).
         split_shares: Megatron's split string.
         num_samples: Megatron's order: decides the epochs (None: one). Native: only the length of a training set.
-        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert`, `T5` or `Classify`.
+        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Pairs`, `Bert`, `T5` or `Classify`.
         order: `NativeOrder` or `MegatronOrder`.
         cache: folder for built arrays (packed, bert, t5, megatron; None: see mdata/array_cache/cache.py) and for blocks
             of corpora in object storage. cache_size: limit on these blocks, such as "500 GiB"; None: the disk's.
@@ -124,7 +125,8 @@ class DatasetOptions:
         check_one_of("tokenizer_unknown", self.tokenizer_unknown, allowed=TOKENIZER_UNKNOWN)
         if not isinstance(self.kind, TextKind | FieldKind):
             raise UsageError(
-                f"kind is {self.kind!r}", expected="Gpt(), Document(), Packed(), Chat(), Bert(), T5() or Classify()"
+                f"kind is {self.kind!r}",
+                expected="Gpt(), Document(), Packed(), Chat(), Pairs(), Bert(), T5() or Classify()",
             )
         if not isinstance(self.order, NativeOrder | MegatronOrder):
             raise UsageError(f"order is {self.order!r}", expected="NativeOrder() or MegatronOrder()")
@@ -266,7 +268,7 @@ class DatasetOptions:
 
 
 KINDS: Mapping[str, type[TextKind | FieldKind]] = {
-    kind.name: kind for kind in (Gpt, Document, Packed, Chat, Bert, T5, Classify)
+    kind.name: kind for kind in (Gpt, Document, Packed, Chat, Pairs, Bert, T5, Classify)
 }
 ORDERS: Mapping[str, type[NativeOrder | MegatronOrder]] = {order.name: order for order in (NativeOrder, MegatronOrder)}
 _PREFIXED: Mapping[type, Mapping[str, str]] = {

@@ -31,7 +31,18 @@ from mdata.mixing.selection import chosen, from_start, sample_numbers
 from mdata.samples.bert import BertSamples
 from mdata.samples.masked import MaskedSamples, SentenceOrder
 from mdata.samples.rows import FieldRows, Gathered, Rows, finish, room_in
-from mdata.samples.sample_options import Bert, Chat, Classify, Document, FieldKind, Gpt, MaskedKind, Packed, TextKind
+from mdata.samples.sample_options import (
+    Bert,
+    Chat,
+    Classify,
+    Document,
+    FieldKind,
+    Gpt,
+    MaskedKind,
+    Packed,
+    Pairs,
+    TextKind,
+)
 from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Samples
 from mdata.util.arrays import Int64s
@@ -72,6 +83,8 @@ class MockDataset(Dataset):
         kind = kind or Gpt()
         if isinstance(kind, Classify):
             raise UsageError("mock data has no labels", found="kind classify", fix="give labelled rows")
+        if isinstance(kind, Pairs):
+            raise UsageError("mock data has no pairs of conversations", fix="a corpus of mdata preprocess --chat")
         self.options = DatasetOptions(sequence_length=sequence_length, seed=seed, kind=kind)
         self.row_options = self.options.row_options(None)
         self.blend_id, self.components, self.num_samples = MOCK, (), None

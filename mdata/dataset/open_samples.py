@@ -21,7 +21,18 @@ from mdata.order.data_split import split_range
 from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import RowOptions
-from mdata.samples.sample_options import Bert, Chat, Classify, Document, Fim, Gpt, MaskedKind, TextKind, WholeDocuments
+from mdata.samples.sample_options import (
+    Bert,
+    Chat,
+    Classify,
+    Document,
+    Fim,
+    Gpt,
+    MaskedKind,
+    Pairs,
+    TextKind,
+    WholeDocuments,
+)
 from mdata.util.arrays import locate
 
 if TYPE_CHECKING:
@@ -163,6 +174,11 @@ def _documents(
 
 
 def _packed_samples(corpus: Corpus, kind: WholeDocuments) -> type[PackedSamples]:
+    if isinstance(kind, Pairs):
+        from mdata.samples.chat import PAIRS_LEVEL, PairSamples, require_chat
+
+        require_chat(corpus.name, corpus.manifest.level, wanted=PAIRS_LEVEL)
+        return PairSamples
     if isinstance(kind, Chat):
         from mdata.samples.chat import ChatSamples, require_chat
 

@@ -24,7 +24,14 @@ from mdata.mixing.shares import fraction_of
 _OF_SHARDS = ("shard", "shard_inputs", "parts", "split")
 # Recorded by mdata split, sample and shuffle.
 _REWRITTEN = ("split_of", "earlier_splits", "sample_of", "sample_tokens", "sample_seed", "shuffle_of", "shuffle_seed")
-_OF_TEXT = ("chat", "input_format", "json_keys", "text_documents", "text_template")  # decide the text of a document
+_OF_TEXT = (
+    "chat",
+    "chat_schema",
+    "input_format",
+    "json_keys",
+    "text_documents",
+    "text_template",
+)  # decide the text of a document
 
 
 @dataclass(frozen=True)

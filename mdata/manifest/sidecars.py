@@ -28,7 +28,7 @@ def manifest_path(prefix: Path) -> Path:
 
 def level_named(prefix: Path) -> Level:
     """The level that the ending of a prefix names."""
-    endings: tuple[Level, ...] = ("sentence", "chat")
+    endings: tuple[Level, ...] = ("sentence", "chat", "pairs")
     return next((level for level in endings if prefix.name.endswith(f"_{level}")), "document")
 
 

@@ -26,7 +26,7 @@ ShareText = Annotated[
     Meta(pattern=r"^([0-9]{1,30}(/[0-9]{1,30}|\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,2})?$", max_length=64),
 ]
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "int32", "int64"]
-Level = Literal["document", "sentence", "chat", "labelled"]
+Level = Literal["document", "sentence", "chat", "labelled", "pairs"]
 
 
 class HasBounds(Protocol):

@@ -1,9 +1,10 @@
 """From conversations to ids: the counterpart of `encode_documents` for chat.
 
 A conversation is a document; its sequences alternate between context and trained, context first; an empty one separates
-two of the same kind. All texts of a chunk are tokenized at once; control tokens of the template are ids that are
-inserted between them. With append_eod the id is context: it extends the last span if that is context, otherwise it is a
-span of its own.
+two of the same kind. A pair is a document too: the first half of its sequences is the chosen conversation, the second
+the rejected one, both of the same even number of sequences. All texts of a chunk are tokenized at once; control tokens
+of the template are ids that are inserted between them. With append_eod the id is context: it extends the last span if
+that is context, otherwise it is a span of its own.
 
 Slow twin: tests/reference/chat.py.
 """
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mdata.chat.loss_spans import Span, Template, TemplateRefused, spans_of
+from mdata.sources.chat_schema import pair_of
 from mdata.sources.conversation import conversation_of
 from mdata.sources.record_batch import Column
 from mdata.tokenizers.base.token_matching import pattern_of_any
@@ -33,10 +35,12 @@ class ChatSpec:
     Attributes:
         template: turns messages into text.
         train_on: the turns that are trained on: "assistant", "last" or "all".
+        pairs: records are pairs of conversations.
     """
 
     template: Template
     train_on: str
+    pairs: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,22 @@ def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod:
     contents, content_ends = list[str](), list[int]()
     first = 0
     for number, end in enumerate(column.ends):
-        messages, variables = conversation_of(column.sentences[first:end])
-        contents += [message.content for message in messages]
+        flat = column.sentences[first:end]
+        sides: list[list[Span]] = []
+        for conversation in pair_of(flat) if chat.pairs else [flat]:
+            messages, variables = conversation_of(conversation)
+            contents += [message.content for message in messages]
+            try:
+                turns = spans_of(messages, chat.template, train_on=chat.train_on, variables=variables)
+            except TemplateRefused as refused:
+                raise TextRefused(number, str(refused)) from refused
+            if eod is not None:
+                turns = turns if len(turns) % 2 else [*turns, []]
+                turns[-1].append(eod)
+            sides.append(turns)
         content_ends.append(len(contents))
-        try:
-            turns = spans_of(messages, chat.template, train_on=chat.train_on, variables=variables)
-        except TemplateRefused as refused:
-            raise TextRefused(number, str(refused)) from refused
-        if eod is not None:
-            turns = turns if len(turns) % 2 else [*turns, []]
-            turns[-1].append(eod)
-        spans += turns
+        for turns in _of_equal_number(sides) if chat.pairs else sides:
+            spans += turns
         ends.append(len(spans))
         first = end
     encoded = _encode_spans(spans, tokenizer)
@@ -85,6 +94,13 @@ def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod:
     else:
         special = tokenizer.special_in_text(encoded.text_ids, encoded.num_texts)
     return Tokenized(encoded.ids, encoded.lengths, np.array(ends, np.int64), special, Column(contents, content_ends))
+
+
+def _of_equal_number(sides: Sequence[list[Span]]) -> list[list[Span]]:
+    """The conversations of a pair with empty spans at their ends, to the same even number."""
+    most = max(map(len, sides))
+    most += most % 2
+    return [[*turns, *([] for _ in range(most - len(turns)))] for turns in sides]
 
 
 class _EncodedSpans(NamedTuple):

@@ -156,6 +156,7 @@ def plan_job(
         sentence_lists=not options.split_sentences,
         chat=chat.train_on if chat else None,
         chat_template=chat.template if chat else None,
+        chat_schema=options.chat_schema,
         template=template,
         where=where,
     )
@@ -233,7 +234,7 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
             if "compat" in tokenizer.options
             else "--tokenizer-hf-no-include-special-tokens; the chat template adds what a conversation begins with",
         )
-    return ChatSpec(template, options.chat_train_on)
+    return ChatSpec(template, options.chat_train_on, pairs=options.level == "pairs")
 
 
 def _tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:
@@ -353,6 +354,7 @@ NEEDS: Mapping[str, Need] = MappingProxyType(
         "nltk_data": _SENTENCES,
         "chat_template": _CHAT,
         "chat_train_on": _CHAT,
+        "chat_schema": _CHAT,
         "keep_sequential_samples": Need("--partitions above 1", lambda options, files: options.partitions > 1),
         "text_documents": _TEXT,
         "engine": _FILES,

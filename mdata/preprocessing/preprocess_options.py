@@ -17,6 +17,7 @@ from typing import Any, Literal
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.object_storage.address import address_of, is_address, neither, refuse_output_address
+from mdata.sources.chat_schema import SCHEMA_KEYS, ChatSchema
 from mdata.sources.conversation import TRAIN_ON
 from mdata.sources.row_filter import RowFilter, parse_filter
 from mdata.sources.text_template import TextTemplate, parse_template
@@ -52,6 +53,7 @@ class PreprocessOptions:
         append_eod: write the end-of-document id after each document that is not empty.
         workers: number of processes that tokenize; 1: this process does. The result is the same.
         chat: records are conversations; the sequences of a document are context, trained, context, trained ...
+        chat_schema: which fields of a record hold its conversation: see mdata/sources/chat_schema.py.
         chat_template: "tokenizer", "chatml", "plain" or a file of jinja; None: the tokenizer's own, else ChatML.
         chat_train_on: the turns that are trained on: the assistant's, its last one, or all.
         split_sentences: split each text into sentences, each of which becomes a sequence.
@@ -94,6 +96,7 @@ class PreprocessOptions:
     append_eod: bool = False
     workers: int = field(default_factory=usable_cores)
     chat: bool = False
+    chat_schema: ChatSchema = "messages"
     chat_template: str | None = None
     chat_train_on: Literal["assistant", "all", "last"] = "assistant"
     split_sentences: bool = False
@@ -121,8 +124,10 @@ class PreprocessOptions:
         return (str(self.input),) if isinstance(self.input, str | Path) else tuple(map(str, self.input))
 
     @property
-    def level(self) -> Literal["document", "sentence", "chat"]:
+    def level(self) -> Literal["document", "sentence", "chat", "pairs"]:
         """The last part of the results' names."""
+        if self.chat and self.chat_schema == "pairs":
+            return "pairs"
         return "chat" if self.chat else "sentence" if self.split_sentences else "document"
 
 
@@ -182,6 +187,8 @@ def _check_choices(options: PreprocessOptions) -> None:
         raise UsageError("max_errors has no effect with on_error=stop", fix="on_error=skip or quarantine")
     if options.chat_train_on not in TRAIN_ON:
         raise UsageError(f"chat_train_on={options.chat_train_on}", expected=", ".join(TRAIN_ON))
+    if options.chat_schema not in SCHEMA_KEYS:
+        raise UsageError(f"chat_schema={options.chat_schema}", expected=", ".join(SCHEMA_KEYS))
     if options.chat and options.split_sentences:
         raise UsageError("conversations are not split into sentences", fix="leave split_sentences out")
     if options.text_template is not None and options.chat:
@@ -248,7 +255,7 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
     if options.split_sentences:
         names += ("split_sentences", "lang", "keep_newlines")
     if options.chat:
-        names += ("chat", "chat_train_on")
+        names += ("chat", "chat_train_on", *(("chat_schema",) if options.chat_schema != "messages" else ()))
     if options.shard:
         names += ("shard", "shard_inputs")
     recorded = {name: getattr(options, name) for name in names}

@@ -14,11 +14,12 @@ padding is known by position. With document masks positions restart with each pi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mdata import _core
 from mdata.array_cache.cache import Cache, in_memory
@@ -34,7 +35,7 @@ from mdata.util.arrays import Int64s, ranges
 from mdata.util.pickling import PickledByArguments
 
 WINDOW = 1 << 18
-_LEAST = 2  # a token and its label
+LEAST = 2  # a token and its label
 _MOST_TOKENS = 1 << 26
 
 
@@ -68,10 +69,10 @@ class PackingRule:
         return self.sequence_length + int(self.extra_token)
 
 
-def key_of(corpus: Corpus, documents: tuple[int, int], *, rule: PackingRule) -> dict[str, Any]:
-    """Everything that decides the arrays."""
+def key_of(corpus: Corpus, documents: tuple[int, int], *, rule: PackingRule, name: str = "packed") -> dict[str, Any]:
+    """Everything that decides the arrays; `name` is that of what is packed."""
     return {
-        "name": "packed",
+        "name": name,
         "version": PACKING_VERSION,
         "corpus": corpus.id,
         "documents": list(documents),
@@ -79,8 +80,18 @@ def key_of(corpus: Corpus, documents: tuple[int, int], *, rule: PackingRule) -> 
     }
 
 
-def packed(corpus: Corpus, documents: tuple[int, int], *, rule: PackingRule, progress: Progress) -> Iterator[Arrays]:
+def packed(
+    corpus: Corpus,
+    documents: tuple[int, int],
+    *,
+    rule: PackingRule,
+    progress: Progress,
+    window: Callable[[Corpus, int, int, PackingRule], Arrays] | None = None,
+) -> Iterator[Arrays]:
     """Rows of documents [first, last), window after window.
+
+    Args:
+        window: packs documents [begin, stop); None: each into pieces of its own.
 
     Yields:
         ends int64[r]: running count of pieces after each row, over all windows; first int64[p], count int32[p]: the
@@ -91,7 +102,7 @@ def packed(corpus: Corpus, documents: tuple[int, int], *, rule: PackingRule, pro
     pieces = rows = 0
     for start in range(first - first % rule.window, max(last, first + 1), rule.window):
         begin, stop = max(start, first), min(start + rule.window, last)
-        part = _window(corpus, begin, stop, rule=rule)
+        part = (window or _window)(corpus, begin, stop, rule)
         part["ends"] += pieces
         pieces += len(part["first"])
         rows += len(part["ends"])
@@ -100,15 +111,20 @@ def packed(corpus: Corpus, documents: tuple[int, int], *, rule: PackingRule, pro
     progress.end()
 
 
-def _window(corpus: Corpus, begin: int, stop: int, *, rule: PackingRule) -> Arrays:
+def _window(corpus: Corpus, begin: int, stop: int, rule: PackingRule) -> Arrays:
     starts, lengths = corpus.gatherer.documents(np.arange(begin, stop))
     if rule.longer == "drop":
         lengths = np.where(lengths > rule.row_length, 0, lengths)
+    ends, of, offsets, counts = fitted(lengths, rule)
+    return {"ends": ends, "first": starts[of] + offsets, "count": counts}
+
+
+def fitted(lengths: Int64s, rule: PackingRule) -> tuple[Int64s, Int64s, Int64s, npt.NDArray[np.int32]]:
+    """Documents of these lengths in rows: (running count of pieces; document, offset in it and tokens of each)."""
     length, overlap = rule.row_length, int(rule.extra_token)
     # Without the extra token a row of one token is allowed; it has no loss either.
-    least = min(_LEAST, length)
-    ends, of, offsets, counts = _core.pack_documents(lengths, length, max(1, len(lengths)), overlap, least)
-    return {"ends": ends, "first": starts[of] + offsets, "count": counts}
+    least = min(LEAST, length)
+    return _core.pack_documents(lengths, length, max(1, len(lengths)), overlap, least)
 
 
 class PackedSamples(PickledByArguments, NativelyOrdered):
@@ -128,6 +144,10 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         UsageError: no document can be placed in a row.
     """
 
+    # The name of the arrays, and how they are made; kinds of samples that pack other things have their own.
+    packing = "packed"
+    window: Callable[[Corpus, int, int, PackingRule], Arrays] = staticmethod(_window)
+
     def __init__(
         self,
         corpus: Corpus,
@@ -144,9 +164,9 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         progress = SILENT if cache is None else cache.progress
 
         def make() -> Iterator[Arrays]:
-            return packed(corpus, documents, rule=rule, progress=progress)
+            return packed(corpus, documents, rule=rule, progress=progress, window=self.window)
 
-        key = key_of(corpus, documents, rule=rule)
+        key = key_of(corpus, documents, rule=rule, name=self.packing)
         entries = 3 * (documents[1] - documents[0])
         arrays = (
             in_memory(make) if cache is None else cache.arrays(corpus.path, key, make=make, entries=lambda: entries)

@@ -23,7 +23,7 @@ from mdata._core import RowRules, cumulative_lengths, finish_rows
 from mdata.errors import UsageError
 from mdata.indexed.gather import Cuts
 from mdata.samples.sample_options import FieldKind
-from mdata.util.arrays import Int64s
+from mdata.util.arrays import Int64s, ranges
 
 Sample = dict[str, npt.NDArray[Any]]
 Empty = Callable[[tuple[int, ...], type[Any]], npt.NDArray[Any]]
@@ -89,12 +89,14 @@ class Gathered:
     Attributes:
         counts: int64[n], real tokens of each row.
         trained: uint8[n, S], 0 where a label has no loss regardless of other masks; None: no such labels.
+        first_piece: int64[n], the number of each row's first piece, if rows are pairs of conversations.
         cuts: where documents begin inside the inputs, if requested, or if rows keep them apart.
     """
 
     counts: Int64s
     cuts: Cuts | None = None
     trained: npt.NDArray[np.uint8] | None = None
+    first_piece: Int64s | None = None
 
     @property
     def only_counts(self) -> bool:
@@ -108,7 +110,8 @@ class Gathered:
             ends, places = cuts
             before = int(ends[rows.start - 1]) if rows.start else 0
             cuts = ends[rows] - before, places[before : int(ends[rows.stop - 1])]
-        return Gathered(self.counts[rows], cuts, None if trained is None else trained[rows])
+        pieces = None if self.first_piece is None else self.first_piece[rows]
+        return Gathered(self.counts[rows], cuts, None if trained is None else trained[rows], pieces)
 
 
 class ByValue(NamedTuple):
@@ -190,6 +193,16 @@ class Rows:
         positions = np.empty(self.tokens.shape, np.int64)
         finish_rows(self.text, gathered.counts, self._cuts, None, positions, options.rules)
         return positions
+
+    @property
+    def conversations(self) -> Int64s | None:
+        """int64[m], of pairs: the numbers of the conversations that `cu_seqlens` bounds, 2i and 2i + 1 of pair i."""
+        _, gathered = self._read
+        if gathered.first_piece is None:
+            return None
+        cuts = self._cuts
+        assert cuts is not None, "conversations are kept apart"
+        return ranges(gathered.first_piece, np.diff(cuts[0], prepend=0) + 1)
 
     @property
     def fields(self) -> Sample:
@@ -341,9 +354,12 @@ def in_order(parts: list[tuple[Int64s, Gathered]], num_rows: int) -> Gathered:
     """Combine the facts about parts of the rows, at the given positions, into those about all rows."""
     counts = np.zeros(num_rows, np.int64)
     of_row: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)] * num_rows
-    trained = None
+    trained = first_piece = None
     for places, part in parts:
         counts[places] = part.counts
+        if part.first_piece is not None:
+            first_piece = np.zeros(num_rows, np.int64) if first_piece is None else first_piece
+            first_piece[places] = part.first_piece
         if part.trained is not None:
             trained = np.zeros((num_rows, part.trained.shape[1]), np.uint8) if trained is None else trained
             trained[places] = part.trained
@@ -352,6 +368,6 @@ def in_order(parts: list[tuple[Int64s, Gathered]], num_rows: int) -> Gathered:
             for place, row_cuts in zip(places.tolist(), np.split(cuts, ends[:-1]), strict=True):
                 of_row[place] = row_cuts
     if not parts or parts[0][1].cuts is None:
-        return Gathered(counts, trained=trained)
+        return Gathered(counts, trained=trained, first_piece=first_piece)
     joined: Cuts = np.cumsum([len(row_cuts) for row_cuts in of_row]), np.concatenate(of_row)
-    return Gathered(counts, joined, trained)
+    return Gathered(counts, joined, trained, first_piece)

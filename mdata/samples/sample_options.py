@@ -1,8 +1,8 @@
 """The kinds of samples as options: each has only the fields that apply to it.
 
-`Gpt`, `Document`, `Packed` and `Chat` give rows of text (`TextKind`); `Bert` and `T5` give sentences with masked tokens
-(`MaskedKind`), and `Classify` labelled rows. These are values, checked when they are created. The samples themselves
-are in one module per kind, which is imported when a dataset of that kind is opened.
+`Gpt`, `Document`, `Packed`, `Chat` and `Pairs` give rows of text (`TextKind`); `Bert` and `T5` give sentences with
+masked tokens (`MaskedKind`), and `Classify` labelled rows. These are values, checked when they are created. The samples
+themselves are in one module per kind, which is imported when a dataset of that kind is opened.
 """
 
 from __future__ import annotations
@@ -182,6 +182,19 @@ class Chat(Packed):
     """Packed conversations, with loss on trained tokens only; `document_masks` is always on."""
 
     name: ClassVar[str] = "chat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Chat):
+    """Packed pairs of conversations, chosen and rejected; each is whole, in one row."""
+
+    name: ClassVar[str] = "pairs"
+    longer: Longer = "drop"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.longer == "cut":
+            raise UsageError('pairs of conversations are not cut: longer="cut"', fix='longer="drop"')
 
 
 @dataclass(frozen=True, kw_only=True)

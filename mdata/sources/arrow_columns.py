@@ -134,8 +134,12 @@ def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Co
         for name in (*spec.json_keys, *compared):
             column = _find(schema, name, file=file)
             item = item_type(column[1]) if column else None
-            if name in spec.json_keys and not (item and pa.types.is_struct(item)):
-                expected = "lists of structs (role and content), for conversations"
+            is_text = column is not None and _plain_type(column[1]) in _TEXT_TYPES
+            is_messages = item is not None and pa.types.is_struct(item)
+            by_text = spec.chat_schema != "messages" and is_text
+            if name in spec.json_keys and not by_text and (not is_messages or spec.chat_schema in ("alpaca", "dolly")):
+                of_schema = {"messages": "lists of structs (role and content)", "pairs": "these, or strings"}
+                expected = f"{of_schema.get(spec.chat_schema, 'strings')}, for conversations"
                 raise UsageError(f"{file.path}: column {name!r} holds {column and column[1]}", expected=expected)
         return [ColumnPath((name,), None) for name in schema.names]  # any column may be a field that matters
     places = []

@@ -130,6 +130,7 @@ def flat_messages(
     *,
     record: Mapping[str, Any] = _NO_FIELDS,
     template: WritesMessages | None = None,
+    context: int = 0,
 ) -> list[str]:
     """Role, content, role, content ..., or one text of JSON; see `conversation_of`.
 
@@ -138,6 +139,7 @@ def flat_messages(
         train_on: "assistant" or "last": at least one turn must be the assistant's.
         record: the fields beside the conversation.
         template: the template that will write the conversation, if known.
+        context: so many messages at the beginning are not trained on, whatever they say.
 
     Raises:
         BadConversation: names the message by its number (from 1), and the field.
@@ -153,8 +155,10 @@ def flat_messages(
         named = ", ".join(dict.fromkeys(roles))
         raise BadConversation(f"it has no assistant turn to train on (roles: {named[:100]})")
     flat = [text for turn in turns for text in (turn.role, turn.content)]
-    if not record and all(
-        len(message) == 2 and turn.fields is None for message, turn in zip(value, turns, strict=True)
+    if (
+        not record
+        and not context
+        and all(len(message) == 2 and turn.fields is None for message, turn in zip(value, turns, strict=True))
     ):
         return flat
     whole = None
@@ -165,11 +169,13 @@ def flat_messages(
     flags = [_flag(message, number) for number, message in enumerate(value, start=1)]
     by_role = trained_by_role(roles, train_on)
     trained = [by if flag is None else flag for flag, by in zip(flags, by_role, strict=True)]
+    trained[:context] = [False] * context
     if not any(trained):
         names = dict.fromkeys(
             repr(name[:_LONGEST_NAME]) for message in value for name in message if _is_about_loss(name)
         )
-        raise BadConversation(f"no turn is left to train on by {', '.join(names)} of its messages")
+        by = f" by {', '.join(names)} of its messages" if names else ""
+        raise BadConversation(f"no turn is left to train on{by}")
     if whole is None and trained == by_role:
         return flat
     if whole is None:

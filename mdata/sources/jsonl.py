@@ -20,7 +20,8 @@ from typing import Any
 
 import orjson
 
-from mdata.sources.conversation import BadConversation, flat_messages
+from mdata.sources.chat_schema import flat_record
+from mdata.sources.conversation import BadConversation
 from mdata.sources.record_batch import (
     BadRow,
     Column,
@@ -105,7 +106,7 @@ def _conversation(record: dict[str, Any], key: str, spec: ReadSpec) -> list[str]
         for level, inner in pairwise(levels):
             record = record[level]
             beside |= {name: field for name, field in record.items() if name != inner}
-    return flat_messages(value, spec.chat, record=beside, template=spec.chat_template)
+    return flat_record(value, beside, schema=spec.chat_schema, train_on=spec.chat, template=spec.chat_template)
 
 
 def _taker(keys: Sequence[str]) -> Callable[[Any], Any]:

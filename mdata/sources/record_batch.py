@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from mdata.errors import BadInputError
+from mdata.sources.chat_schema import ChatSchema
 from mdata.sources.conversation import WritesMessages
 from mdata.sources.row_filter import RowFilter
 from mdata.sources.text_template import TextTemplate
@@ -59,6 +60,7 @@ class ReadSpec:
         chat: values are conversations, and these turns are trained on (`mdata.chat`); the texts of a document are then
             role, content, role, content ... None: values are text.
         chat_template: the template that writes conversations; it decides which fields matter.
+        chat_schema: which fields of a record hold its conversation.
         template: builds the text from several text columns. None: each key has its own text.
         where: rows for which this is not true are left out; they count neither as records nor as bad rows.
     """
@@ -70,6 +72,7 @@ class ReadSpec:
     sentence_lists: bool = True
     chat: str | None = None
     chat_template: WritesMessages | None = None
+    chat_schema: ChatSchema = "messages"
     template: TextTemplate | None = None
     where: RowFilter | None = None
 

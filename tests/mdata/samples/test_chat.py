@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
+from mdata.dataset.mock_data import MockDataset
 from mdata.loader.loader import BatchPlan
 from mdata.samples.chat import ChatSamples
 from mdata.samples.masked import SentenceText
@@ -165,3 +166,75 @@ def test_other_corpora_and_orders_are_refused(folder, tmp_path):
         opened(folder, "a_messages_chat", order="megatron")
     write_pair(tmp_path / "x_messages_chat", [[3, 4]] * 9)
     assert opened(tmp_path, "x_messages_chat", sequence_length=6)[0]["loss_mask"].tolist() == [0, 0, 1, 1, 1, 1]
+
+
+def pair(number: int, chosen: str, rejected: str) -> dict:
+    said = [
+        [{"role": "user", "content": f"q{number}"}, {"role": "assistant", "content": x}] for x in (chosen, rejected)
+    ]
+    return {"chosen": said[0], "rejected": said[1]}
+
+
+def make_pairs(folder, pairs, name="p", **options):
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pairs))
+    given = {"tokenizer_type": "ByteTokenizer", "json_keys": ("chosen",), "chat_template": "plain", "workers": 1}
+    given |= {"input": (str(folder / f"{name}.jsonl"),), "output_prefix": str(folder / name), "chat": True}
+    mdata.preprocess(mdata.PreprocessOptions(**{**given, "chat_schema": "pairs", **options}))
+    return folder / f"{name}_chosen_pairs.json"
+
+
+def test_a_golden_pair(tmp_path):
+    """Both conversations in one row, apart, with loss on what they do not share; the longer pair is left out."""
+    path = make_pairs(tmp_path, [pair(0, "x" * 60, "y"), pair(1, "abc", "d")])
+    data = mdata.open_dataset(path, sequence_length=64, split="whole", kind=mdata.Pairs())
+    assert len(data) == 1
+    row = data[0]
+    head = b"User: q1\n\nAssistant:"
+    text = [*head, *b" abc", 256, *b"\n\n", *head, *b" d", 256, *b"\n\n"]
+    bits = [*[0] * 20, *[1] * 5, 0, 0, *[0] * 20, *[1] * 3, 0, 0]
+    assert row["tokens"].tolist() == [*text, *[0] * (64 - len(text))]
+    assert row["loss_mask"].tolist() == [*bits[1:], *[0] * (65 - len(bits))]
+    assert row["cu_seqlens"].tolist()[:3] == [0, 27, 64]
+    assert data.read([0]).conversations.tolist() == [0, 1]
+
+
+def test_rows_of_pairs_say_their_conversations(tmp_path):
+    """In any order, in parts of a batch, of a blend, and in another process; the trace finds the documents."""
+    one = make_pairs(tmp_path, [pair(n, "a" * (n % 7), "b" * (n % 5 + 1)) for n in range(40)])
+    two = make_pairs(tmp_path, [pair(n + 40, "a", "b" * (n % 5)) for n in range(40) if n % 5 != 1], "q")
+    data = mdata.open_dataset(f"1.0 {one} 2.0 {two}", sequence_length=150, kind=mdata.Pairs(), seed=3)
+    data = pickle.loads(pickle.dumps(data))
+    assert [part.samples.num_pieces for part in data.components] == [80, 64]
+    numbers = np.array([7, 2, 30, 11])
+    rows = data.read(numbers)
+    parts = rows.split(2)
+    assert rows.conversations.tolist() == [n for part in parts for n in part.conversations.tolist()]
+    for part, samples in zip(parts, np.split(numbers, 2), strict=True):
+        text, row_of = part.tokens.ravel(), np.repeat(np.arange(2), 150)
+        components, _ = data.locate(samples)
+        for number, start, stop in zip(part.conversations, part.cu_seqlens[:-1], part.cu_seqlens[1:], strict=True):
+            opened = data.components[components[row_of[start]]]
+            first, count = (int(array[number]) for array in (opened.samples._first, opened.samples._count))
+            inside = min(count, stop - start)
+            assert text[start : start + inside].tolist() == opened.corpus.read(first, inside).tolist()
+            answer = bytes((text[start:stop] % 256).tolist()).split(b"Assistant:")[1]
+            assert b"ba"[int(number) % 2] not in answer  # a: chosen, b: rejected
+    (component,), (inside,) = data.locate([7])
+    opened = data.components[component]
+    pieces = opened.samples.pieces(int(inside))
+    documents = {opened.corpus.document_of(piece.sequence) for piece in pieces}
+    assert len(documents) * 2 == len(data.read([7]).conversations)
+    assert inside in opened.samples.samples_of(pieces[-1].sequence, first=0, stop=50)
+
+
+def test_pairs_and_conversations_are_not_taken_for_each_other(tmp_path):
+    path = make_pairs(tmp_path, [pair(1, "abc", "d")])
+    make_corpus(tmp_path, "x", [[("user", "a"), ("assistant", "b")]])
+    with pytest.raises(UsageError, match="a corpus of level pairs"):
+        mdata.open_dataset(path, sequence_length=64, kind=mdata.Chat())
+    with pytest.raises(UsageError, match="does not hold pairs of conversations"):
+        mdata.open_dataset(tmp_path / "x_messages_chat.json", sequence_length=64, kind=mdata.Pairs())
+    with pytest.raises(UsageError, match="are not cut"):
+        mdata.Pairs(longer="cut")
+    with pytest.raises(UsageError, match="mock data has no pairs"):
+        MockDataset(vocab_size=9, sequence_length=8, seed=1, kind=mdata.Pairs())
