@@ -26,6 +26,7 @@ from trainer.config.sections import (
 )
 from trainer.models.stage import Microbatch
 from trainer.optim.ownership import Ownership
+from trainer.parallel.init import normal
 from trainer.parallel.mesh import mesh_of
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
@@ -180,3 +181,16 @@ def save_engine(engine: Engine, root: Path, *, run: RunState) -> Path:
     """Write a checkpoint and wait for it; called by every rank."""
     target = Target(root, engine.with_scale(run), "test")
     return save_checkpoint(target, engine.shard, state=engine.state, world=engine.everyone)
+
+
+def draw_adapters(engine: Engine) -> None:
+    """Draw all adapters; the second of their two matrices begins as 0, with which half of the gradients are 0."""
+    engine.optimizer.gathers.release()
+    held, weight = engine.optimizer.holds["weight"], engine.optimizer.state["weight"]
+    for _, part, first in held.slices():
+        count = int(np.prod(part.size))
+        if part.name.endswith("lora_b"):
+            whole = normal(7, part.name, first=0, count=int(np.prod(part.shape))).view(part.shape) * 0.1
+            box = tuple(slice(a, a + n) for a, n in zip(part.start, part.size, strict=True))
+            weight[first : first + count] = whole[box].flatten()
+    engine.optimizer.publish()

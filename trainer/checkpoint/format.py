@@ -114,6 +114,7 @@ class RunState:
         skipped_samples: samples of the steps that were not applied.
         float8: the largest values of each FP8 layer (layers/float8_scaling.py); empty without delayed scaling.
         spikes: the state of the spike detector (run/spike_detector.py); empty without one.
+        base: hash of the frozen weights beside which adapters are trained (convert/adapters.py); empty without them.
         schedule_steps, schedule_samples, moment_steps: offsets that schedules and updates add to the run's steps and
             samples; may be negative; 0 without checkpoint.init_from.
     """
@@ -133,6 +134,7 @@ class RunState:
     schedule_samples: int = 0
     moment_steps: int = 0
     spikes: dict[str, Any] = field(default_factory=dict)
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +415,8 @@ def _run(value: Any) -> RunState:
         raise IndexFault(f"run/float8/{wrong[0]}", run.float8[wrong[0]], "rows of 3 numbers from 0 on")
     if run.spikes:
         _check_spikes(run.spikes)
+    if run.base:
+        text_of(run.base, "run/base", form=_HASH)
     try:
         load_toml(run.config)
     except ValueError as error:  # not TOML, a number of 5,000 digits, nested too deep

@@ -252,6 +252,25 @@ class T5Section:
     )
 
 
+LoRATarget = Literal["q", "k", "v", "out", "gate", "up", "down"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoRASection:
+    """Adapters of low rank (LoRA): they alone are trained, beside the frozen weights of checkpoint.init_from."""
+
+    rank: Positive  # rank of each adapter, the product of two thin matrices
+    alpha: PositiveAmount | None = None  # what an adapter adds is multiplied by alpha / rank; not set: 2 x rank
+    targets: tuple[
+        LoRATarget, ...
+    ] = ()  # matrices with an adapter: q, k, v and out of attention, gate, up and down of the MLP; empty: all of them
+
+    @property
+    def scale(self) -> float:
+        """Of what an adapter adds."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
@@ -342,6 +361,7 @@ class ModelSection:
     moe: MoESection | None = None
     mla: MLASection | None = None
     mtp: MTPSection | None = None
+    lora: LoRASection | None = None
     gpt_neox: GPTNeoXSection | None = None
     bert: BertSection | None = None
     t5: T5Section | None = None

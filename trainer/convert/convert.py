@@ -31,6 +31,7 @@ from mdata.util.config_text import load_toml
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.save import SPARE_BYTES, check_room
 from trainer.checkpoint.stored_files import INDEX, files_of
+from trainer.convert.adapters import is_peft, open_peft, with_base, write_peft
 from trainer.convert.compare import Rounded, compare_logits, compare_token_ids, token_ids_text
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.links import TensorInfo, Watched
@@ -82,7 +83,7 @@ class ConvertOptions:
 _COUNTS_FOR: Mapping[str, tuple[str, str, tuple[Format, ...]]] = MappingProxyType(
     {
         "max_shard_bytes": ("--max-shard-size", "to", ("mtrain", "hf")),
-        "model_type": ("--model-type", "to", ("hf",)),
+        "model_type": ("--model-type", "to", ("hf", "peft")),
         "tokenizer": ("--tokenizer", "to", ("mtrain", "hf")),
         "optimizer_form": ("--optimizer-form", "to", ("torch_dist",)),
         "tp": ("--tp", "to", ("mp_rank",)),
@@ -126,7 +127,8 @@ def convert(source: Location, target: Path, *, options: ConvertOptions, progress
     if model.tokenizer is None and options.to in ("hf", "mtrain"):
         progress.note(f"{source} has no tokenizer; for mtrain generate, convert with --tokenizer FOLDER")
     dtype = DTYPES[options.dtype] if options.dtype else model.weights_dtype
-    dtype = torch.promote_types(dtype, torch.float32) if options.to == "mtrain" else dtype
+    if options.to == "mtrain" or (options.to == "peft" and not options.dtype):
+        dtype = torch.promote_types(dtype, torch.float32)
     states = _states(model, options, progress.note)
     total = _written_bytes(model, states, dtype=dtype, options=options)
     scratch = scratch_bytes(model, dtype=dtype, tp=options.tp, pp=options.pp) if options.to == "mp_rank" else 0
@@ -191,14 +193,16 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
         UsageError: there is no such folder, or its format is not known.
     """
     if not isinstance(path, Path):
-        return open_native(path, checkpoint=checkpoint)
+        return with_base(open_native(path, checkpoint=checkpoint), open_model)
     if path.suffix == ".zip" and path.is_file():
         path = unpacked(path)
     if not path.is_dir():
         raise UsageError(f"there is no folder {path}", fix="give a run folder, or a folder of another project's model")
     keys = _model_keys(settings)
     if is_native(path):
-        return open_native(path, checkpoint=checkpoint)
+        return with_base(open_native(path, checkpoint=checkpoint), open_model)
+    if is_peft(path):
+        return open_peft(path, open_model)
     if is_hf(path):
         return open_hf(path)
     if is_torch_dist(path):
@@ -250,6 +254,8 @@ def _write(
         write_torch_dist(target, model, states=states, dtype=dtype, form=form, report=report)
     elif options.to == "mp_rank":
         write_mp_rank(target, model, dtype=dtype, tp=options.tp, pp=options.pp, report=report)
+    elif options.to == "peft":
+        write_peft(target, model, dtype=dtype, model_type=options.model_type, report=report)
     else:
         write_hf(target, model, dtype=dtype, max_shard_bytes=limit, model_type=options.model_type, report=report)
 
@@ -275,6 +281,9 @@ def _check_used(options: ConvertOptions, source: Format) -> None:
 
 def _written_bytes(model: ModelFolder, states: tuple[str, ...], *, dtype: torch.dtype, options: ConvertOptions) -> int:
     """Of the target's tensors; rows of padding and copies of a tied embedding are not counted."""
+    if options.to == "peft":
+        tensors = {} if model.adapter is None else model.adapter.source.tensors
+        return num_bytes({name: info for name, info in tensors.items() if name.startswith("weight/")}, dtype)
     of = {state: dict[str, TensorInfo]() for state in states}
     for name, info in model.source.tensors.items():
         if (state := name.split("/", 1)[0]) in of:
@@ -299,7 +308,7 @@ def _has_main(states: tuple[str, ...], options: ConvertOptions) -> bool:
 def _states(model: ModelFolder, options: ConvertOptions, tell: Callable[[str], None]) -> tuple[str, ...]:
     """The states that the target gets; what is left out though it was asked for is told."""
     states = tuple(state for state in model.states if state != BUFFER or options.to == "mtrain")  # else beside weights
-    if options.to in ("hf", "mp_rank") or not options.optimizer:
+    if options.to in ("hf", "mp_rank", "peft") or not options.optimizer:
         return tuple(state for state in states if state in ("weight", BUFFER))
     rule = model.config.optimizer.name
     if options.to == "torch_dist" and len(states) > 1 and rule != "adamw":
@@ -343,8 +352,10 @@ def _result(
 ) -> dict[str, Any]:
     check: dict[str, Any] = {"compared": False, "why": "--no-check"}
     if options.check:
-        # Where main weights lie beside those of the model, they are the weights that a reader takes.
-        stored = torch.float32 if options.to == "torch_dist" and _has_main(states, options) else dtype
+        # Where main weights lie beside those of the model, they are the weights that a reader takes. Adapters are
+        # merged with weights as they are.
+        main = options.to == "peft" or (options.to == "torch_dist" and _has_main(states, options))
+        stored = torch.float32 if main else dtype
         rounded = dataclasses.replace(model, source=Rounded(model.source, stored), format=_runner(model, stored))
         check = compare_logits(rounded, open_model(target), finite=finite)
     exported = model.tokenizer if options.check and options.to == "hf" else None

@@ -8,10 +8,11 @@ run/resume.py.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -23,8 +24,10 @@ from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_into
 from trainer.checkpoint.location import Location, location_of
 from trainer.checkpoint.tiling import cut
-from trainer.config.sections import RunConfig
+from trainer.config.sections import LoRASection, LoRATarget, RunConfig
+from trainer.convert.adapters import base_of
 from trainer.convert.convert import open_model
+from trainer.convert.links import Source
 from trainer.convert.model_folder import BUFFER, CHUNK_BYTES, ModelFolder, expected_tensors
 from trainer.convert.model_keys import effective
 from trainer.kernels.updates import state_names
@@ -74,14 +77,22 @@ def first_state(
         raise wanted_by(f"checkpoint.init_from = {settings.init_from}", error) from error
     where = f"checkpoint.init_from = {settings.init_from}"
     refuse_more_ids(data_ids, model, where=where)
-    _check_weights(config, model, vocab_size)
+    if config.model.lora is None:
+        _check_weights(config, model, vocab_size)
+    else:
+        if model.adapter is not None:
+            _check_adapter(config.model.lora, model.adapter.lora, where=where)
+        frozen = dataclasses.replace(config, model=dataclasses.replace(config.model, lora=None))
+        _check_weights(frozen, base_of(model), vocab_size)
     if tokenizer is not None and model.tokenizer is not None:
         check_tokenizer(tokenizer, model.tokenizer, where=where)
     if settings.init_optimizer:
         _check_moments(config, model, vocab_size)
     differ = [f"{name} {before!r} -> {now!r}" for name, (before, now) in _differing(model.config, config).items()]
-    restored = "weights and moments" if settings.init_optimizer else "weights"
-    origin = f"the first {restored} are those of {model.path} ({model.format})"
+    restored = "first weights and moments" if settings.init_optimizer else "first weights"
+    if config.model.lora is not None:
+        restored = "frozen weights" if model.adapter is None else "frozen weights and first adapters"
+    origin = f"the {restored} are those of {model.path} ({model.format})"
     other = [f"they were trained with other settings: {', '.join(differ)}"] if differ else []
     # A converted model of Hugging Face has a checkpoint of step 1, for which nothing was done.
     run = model.run if model.run.optimizer_steps or model.run.data_id else None
@@ -131,10 +142,19 @@ def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[
 
     In addition to these tensors, memory holds a few pieces of CHUNK_BYTES.
     """
-    model = open_model(folder)
-    if model.format == "mtrain":
+    read_model(state, open_model(folder), owned=owned)
+
+
+def read_model(state: Mapping[str, Tensor], model: ModelFolder, *, owned: Mapping[str, Ownership]) -> None:
+    """The same of a folder that was opened."""
+    if model.format == "mtrain" and model.adapter is None:
         load_into(state, model.path, owned=owned)
         return
+    read_tensors(state, model.source, owned=owned)
+
+
+def read_tensors(state: Mapping[str, Tensor], source: Source, *, owned: Mapping[str, Ownership]) -> None:
+    """The same of tensors of any kind."""
     for name, runs in owned.items():
         flat = state[name]
         for span in runs.spans():
@@ -143,7 +163,7 @@ def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[
             at = first
             for box in cut((tuple(part.start), tuple(part.size)), CHUNK_BYTES // flat.element_size()):
                 count = math.prod(box[1])
-                flat[at : at + count] = model.source.read(f"{name}/{part.name}", box).reshape(-1)
+                flat[at : at + count] = source.read(f"{name}/{part.name}", box).reshape(-1)
                 at += count
 
 
@@ -171,6 +191,20 @@ def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> No
             found=few(wrong, 2),
             expected=", ".join([*keys, *([f"model.vocab_size = {model.vocab_size}"] if rows else [])]),
             fix="set [model] so, or leave checkpoint.init_from out",
+        )
+
+
+def _check_adapter(asked: LoRASection, there: LoRASection, *, where: str) -> None:
+    """See that the adapters of a folder are those that the run trains on."""
+    every = get_args(LoRATarget)
+    values = [(lora.rank, lora.scale, sorted(lora.targets or every)) for lora in (asked, there)]
+    if values[0] != values[1]:
+        texts = [f"rank {rank}, scale {scale:g}, targets {', '.join(targets)}" for rank, scale, targets in values]
+        raise UsageError(
+            f"{where} holds adapters that differ from [model.lora]",
+            found=texts[0],
+            expected=texts[1],
+            fix="set [model.lora] so; or merge them (mtrain convert --to mtrain), and begin with the result",
         )
 
 

@@ -26,7 +26,7 @@ from trainer.checkpoint.format import RunState
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import dump_config
-from trainer.config.sections import MeshSection, RunConfig
+from trainer.config.sections import LoRASection, MeshSection, RunConfig
 from trainer.convert.links import Source, TensorInfo
 from trainer.convert.safetensors_stream import DTYPES
 from trainer.kernels.updates import state_names
@@ -34,7 +34,7 @@ from trainer.models.family import Family, ModelShape, family_of
 from trainer.optim.model_buffers import ModelBuffers
 from trainer.parallel.params import ParamSpec, Place
 
-Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]
+Format = Literal["mtrain", "hf", "torch_dist", "mp_rank", "peft"]
 Report = Callable[[int], None]  # is told how many bytes were written
 BUFFER = "buffer"  # the state of what no optimizer updates, see optim/model_buffers.py
 CHUNK_BYTES = 64 << 20  # of one tensor that are held at a time
@@ -53,6 +53,7 @@ class ModelFolder:
         tokenizer: None where the folder has none.
         record: data.json, what the run has read; None: the format or the checkpoint has none.
         notes: what the user should know of it, a line each.
+        adapter: what the folder holds in place of weights, which are merged in `source`; None: it holds weights.
     """
 
     path: Location
@@ -63,6 +64,7 @@ class ModelFolder:
     tokenizer: TokenizerConfig | None = None
     record: bytes | None = None
     notes: tuple[str, ...] = ()
+    adapter: Adapter | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -90,6 +92,15 @@ class ModelFolder:
     def weights_dtype(self) -> torch.dtype:
         """Of the embedding, for all."""
         return self.source.tensors["weight/embedding.weight"].dtype
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Adapter:
+    """Adapters of low rank, and the model beside whose weights they are; `source` has their tensors alone."""
+
+    base: ModelFolder
+    source: Source
+    lora: LoRASection
 
 
 def no_run(config: RunConfig) -> RunState:
@@ -171,15 +182,19 @@ def equal_tensors(source: Source, names: tuple[str, str], *, size: tuple[int, ..
 
 
 def expected_tensors(config: RunConfig, vocab_size: int, *, states: Sequence[str] = ("weight",)) -> dict[str, Any]:
-    """Shapes of our logical tensors by state and name: of these states, what the update rule keeps of each tensor."""
+    """Shapes of our logical tensors by state and name: of these states, what the update rule keeps of each tensor.
+
+    Frozen tensors are none of a checkpoint's.
+    """
     family, rule = family_of(config), config.optimizer.name
     shape = family.shape(config, vocab_size)
     kept = {
         piece.name: state_names(rule, matrix=spec.matrix)
         for spec in family.parameters(shape, Place())
         for piece in spec.pieces
+        if not spec.frozen
     }
-    shapes = family.logical_shapes(shape)
+    shapes = {name: size for name, size in family.logical_shapes(shape).items() if name in kept}
     expected = {f"{state}/{name}": size for state in states for name, size in shapes.items() if state in kept[name]}
     return expected | {f"{BUFFER}/{name}": size for name, size in family.logical_buffers(shape).items()}
 

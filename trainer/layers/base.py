@@ -36,6 +36,7 @@ class MainGradients:
     saves a pass that clears and one that reads; code that can only add gets zeros.
 
     Attributes:
+        frozen: the names of parameters of which no gradient is computed.
         add_product: the implementation of kernels.plain.add_product for weights.
         later: collects postponed products of weights' gradients, for a backward pass that is split in two; None: they
             are computed at once.
@@ -44,6 +45,7 @@ class MainGradients:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.frozen: frozenset[str] = frozenset()
         self.add_product: Callable[..., None] = add_product
         self.later: list[Callable[[], None]] | None = None
         self.decisions: list[tuple[str, bool]] | None = None
@@ -172,6 +174,8 @@ class Parallel:
 
 def add_weight_gradient(main: MainGradients, name: str, *, dy_NO: Tensor, x_NI: Tensor) -> Tensor | None:
     """A weight's gradient dy^T x: [O, I], added to its main gradient, or returned if there is none."""
+    if name in main.frozen:
+        return None
     if name not in main.tensors:
         return dy_NO.t() @ x_NI
 
@@ -190,6 +194,8 @@ def add_bias_gradient(main: MainGradients, dy_NO: Tensor) -> Tensor | None:
 
     A bias is a weight whose input is 1; as a product it takes one pass, while a sum in fp32 takes two.
     """
+    if "bias" in main.frozen:
+        return None
     ones_N1 = dy_NO.new_ones(len(dy_NO), 1)
     if "bias" not in main.tensors:
         return (dy_NO.t() @ ones_N1).squeeze(1)
@@ -197,11 +203,13 @@ def add_bias_gradient(main: MainGradients, dy_NO: Tensor) -> Tensor | None:
     return None
 
 
-def add_vector(main: Tensor | None, gradient: Tensor, *, dtype: torch.dtype) -> Tensor | None:
-    """A gradient that was summed in a wider dtype: added to `main`, or returned in the parameter's dtype."""
-    if main is None:
+def add_vector(main: MainGradients, name: str, gradient: Tensor, *, dtype: torch.dtype) -> Tensor | None:
+    """A gradient that was summed in a wider dtype: added to the main one, or returned in the parameter's dtype."""
+    if name in main.frozen:
+        return None
+    if (target := main.get(name)) is None:
         return gradient.to(dtype)
-    main.add_(gradient)
+    target.add_(gradient)
     return None
 
 
@@ -244,4 +252,4 @@ class _AsInput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        return add_vector(ctx.main.get(ctx.name), gradient, dtype=ctx.dtype), None, None
+        return add_vector(ctx.main, ctx.name, gradient, dtype=ctx.dtype), None, None

@@ -69,6 +69,8 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy_ND: Tensor) -> tuple[Tensor | None, None, None, None]:
+        if "weight" in ctx.main.frozen:
+            return None, None, None, None
         table, rows_N, mine_N = ctx.saved_tensors
         dy_ND = dy_ND if mine_N is None else dy_ND * mine_N.unsqueeze(1)
         return add_rows(ctx.main.get("weight"), rows_N, dy_ND=dy_ND, like=table), None, None, None

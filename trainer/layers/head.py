@@ -94,9 +94,10 @@ class _HeadLoss(torch.autograd.Function):
         x_ND = parallel.gather(x_ND)
         column_N = torch.where(rows.local(labels_N), labels_N - rows.first, -1)
         loss, losses = torch.zeros((), dtype=torch.float64, device=x_ND.device), []
-        main = rows.main_gradients.tensors.get("weight")
+        main = rows.main_gradients
         dx_ND = torch.empty_like(x_ND) if train else None
-        own = torch.zeros_like(weight_VD, dtype=_wide(weight_VD)) if train and main is None else None
+        returned = train and "weight" not in main.frozen and "weight" not in main.tensors
+        own = torch.zeros_like(weight_VD, dtype=_wide(weight_VD)) if returned else None
         own_bias = None
         for first in range(0, len(x_ND) or 1, chunk):
             part = slice(first, first + chunk)
@@ -116,7 +117,7 @@ class _HeadLoss(torch.autograd.Function):
                 if own is not None:
                     add_product(own, logits_CV, x_NI=x_ND[part])
                 else:
-                    add_weight_gradient(rows.main_gradients, "weight", dy_NO=logits_CV, x_NI=x_ND[part])
+                    add_weight_gradient(main, "weight", dy_NO=logits_CV, x_NI=x_ND[part])
                 if bias is not None and (dbias := add_bias_gradient(bias.main_gradients, logits_CV)) is not None:
                     own_bias = dbias.to(_wide(dbias)) if own_bias is None else own_bias + dbias
             del logits_CV  # before those of the next chunk exist

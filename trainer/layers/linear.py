@@ -26,6 +26,7 @@ from trainer.kernels.few_rows import FEW
 from trainer.kernels.float8 import Float8Rows, Operand, float8_rows, float8_rows_matrix, float8_rows_product
 from trainer.layers.base import Layer, MainGradients, Parallel, add_bias_gradient, add_weight_gradient
 from trainer.layers.float8_scaling import LayerScaling
+from trainer.layers.lora import Adapters, adapted_linear
 from trainer.parallel.collectives import all_reduce_
 
 
@@ -39,6 +40,7 @@ class Linear(Layer):
 
     Attributes:
         float8: how its products are computed in FP8; None: in the dtype of the weight.
+        adapters: beside the weight, with the parameters lora_a and lora_b, see lora.py; None: there are none.
         kept_rows: the weight in FP8 in place of `weight`, see `keep_rows`; None: there is none.
     """
 
@@ -47,6 +49,9 @@ class Linear(Layer):
         self.parallel, self.column = parallel, column
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.adapters: Adapters | None = None
+        self.lora_a: nn.Parameter | None = None
+        self.lora_b: nn.Parameter | None = None
         self.float8: LayerScaling | None = None
         self.kept_rows: Float8Rows | None = None
         self._rows_kernels = Float8RowsKernels(float8_rows, float8_rows_product)
@@ -75,6 +80,19 @@ class Linear(Layer):
     def forward(self, x_NI: Tensor) -> Tensor:
         if self.kept_rows is not None:
             return self._forward_with_rows(x_NI, self.kept_rows)
+        if self.adapters is not None:
+            assert self.lora_a is not None and self.lora_b is not None, "add_adapters sets all three"
+            return adapted_linear(
+                x_NI,
+                self.weight,
+                bias_O=self.bias,
+                a_RI=self.lora_a,
+                b_PR=self.lora_b,
+                adapters=self.adapters,
+                main=self.main_gradients,
+                parallel=self.parallel,
+                column=self.column,
+            )
         if self.float8 is not None:
             return float8_linear(
                 x_NI,
@@ -124,16 +142,18 @@ class _Column(torch.autograd.Function):
     def forward(
         ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parallel: Parallel, main: MainGradients
     ) -> Tensor:
-        ctx.save_for_backward(x_NI, weight_OI)
+        ctx.save_for_backward(None if "weight" in main.frozen else x_NI, weight_OI)
         ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
         return parallel.gather_linear(x_NI, weight_OI, bias_O=bias_O)
 
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, weight_OI = ctx.saved_tensors
-        gathered = ctx.parallel.start_gather(x_NI)
+        gathered = None if x_NI is None else ctx.parallel.start_gather(x_NI)
         dx = ctx.parallel.start_product_reduce(dy_NO, weight_OI)
-        dweight = add_weight_gradient(ctx.main, "weight", dy_NO=dy_NO, x_NI=gathered.wait())
+        dweight = None
+        if gathered is not None:
+            dweight = add_weight_gradient(ctx.main, "weight", dy_NO=dy_NO, x_NI=gathered.wait())
         dbias = add_bias_gradient(ctx.main, dy_NO) if ctx.bias else None
         return dx.wait(), dweight, dbias, None, None
 
@@ -145,7 +165,7 @@ class _Row(torch.autograd.Function):
     def forward(
         ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parallel: Parallel, main: MainGradients
     ) -> Tensor:
-        ctx.save_for_backward(x_NI, weight_OI)
+        ctx.save_for_backward(None if "weight" in main.frozen else x_NI, weight_OI)
         ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
         if parallel.tp.size == 1:
             return F.linear(x_NI, weight_OI, bias_O)

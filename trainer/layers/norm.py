@@ -111,8 +111,8 @@ class _HeadsNorm(torch.autograd.Function):
         dx_NEK = g_NEK - unit_NEK * layer.mean(g_NEK * unit_NEK)
         if centre is not None:
             dx_NEK -= layer.mean(g_NEK)
-        main = layer.main_gradients.get("weight")
-        dweight = add_vector(main, (dy * unit_NEK).sum(0).flatten(), dtype=ctx.dtype)
+        main, gradient = layer.main_gradients, (dy * unit_NEK).sum(0).flatten()
+        dweight = add_vector(main, "weight", gradient, dtype=ctx.dtype)
         return (scale * dx_NEK).to(x_NEK.dtype), dweight, None
 
 
@@ -134,6 +134,6 @@ class _Norm(torch.autograd.Function):
         layer, main = ctx.layer, ctx.layer.main_gradients
         run = layer.kernels.layer_norm_backward if layer.is_layernorm else layer.kernels.rms_norm_backward
         dx_ND, dweight_D, dbias_D = run(dsum_ND, dy_ND, sum_ND, layer.factor(), *statistics)
-        dweight = add_vector(main.get("weight"), dweight_D, dtype=weight_D.dtype)
-        dbias = None if layer.bias is None else add_vector(main.get("bias"), dbias_D, dtype=weight_D.dtype)
+        dweight = add_vector(main, "weight", dweight_D, dtype=weight_D.dtype)
+        dbias = None if layer.bias is None else add_vector(main, "bias", dbias_D, dtype=weight_D.dtype)
         return dx_ND, dx_ND if ctx.joined else None, dweight, dbias, None

@@ -96,6 +96,19 @@ class LatentShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAShape:
+    """Adapters of low rank beside frozen weights.
+
+    Args:
+        rank: of each. scale: factor of what they add. targets: the matrices that have one.
+    """
+
+    rank: int
+    scale: float
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
     """One attention layer.
 

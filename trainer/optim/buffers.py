@@ -3,7 +3,8 @@
 A model's parameters are views of one flat tensor per bucket, in their dtype, and its layers' main gradients are views
 of another, of at least fp32 by default, to which backward adds. If a rank keeps only its own runs (see
 `optimizer.sharding`), a bucket's tensor has memory only while it is in use: its storage is resized, so that the views,
-including those that autograd keeps, stay valid (as in PyTorch's FSDP).
+including those that autograd keeps, stay valid (as in PyTorch's FSDP). Frozen parameters have no gradients; their
+buckets are the last.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Buffers:
         in_params_dtype: whether gradients have the parameters' dtype.
 
     Attributes:
+        owned: this rank's runs of what is trained. frozen: the runs of frozen parameters that it keeps.
         main_dtype: of main weights and moments: fp32, or fp64 for an fp64 model.
         sharding: "none" if no axis divides anything.
         parameters, gradients: kept by the rank from step to step.
@@ -62,17 +64,18 @@ class Buffers:
         actual = {name: tuple(p.shape) for name, p in named.items()}
         assert actual == planned, f"model and table differ: {set(actual.items()) ^ set(planned.items())}"
         dtype = next(iter(named.values())).dtype
-        self.layout, self.owned = layout, owned
+        self.layout, self.owned = layout, owned.of(frozen=False)
         self.main_dtype = torch.promote_types(dtype, torch.float32)
         self.sharding = sharding if any(bucket.shard_size > 1 for bucket in layout.buckets) else "none"
         self._main_gradients: list[list[MainGradients]] = [[] for _ in layout.buckets]
-        keeps = [self.shards_parameters, self.shards_gradients]
-        dtypes = [dtype, dtype if in_params_dtype else self.main_dtype]
-        (self.parameters, self.bucket_parameters), (self.gradients, self.bucket_gradients) = (
-            self._allocate(own, dtype, device) for own, dtype in zip(keeps, dtypes, strict=True)
-        )
-        for number in range(len(layout.buckets)):
-            of_bucket = [tensors[number] for tensors in (self.bucket_parameters, self.bucket_gradients)]
+        gradients_dtype = dtype if in_params_dtype else self.main_dtype
+        own, trained = (owned if self.shards_parameters else None), everything(layout).of(frozen=False)
+        self.parameters, self.bucket_parameters = _allocate(everything(layout), own, dtype=dtype, device=device)
+        own = self.owned if self.shards_gradients else None
+        self.gradients, self.bucket_gradients = _allocate(trained, own, dtype=gradients_dtype, device=device)
+        self.frozen = self.parameters.runs.of(frozen=True)
+        for number, bucket in enumerate(layout.buckets):
+            of_bucket = [self.bucket_parameters[number], *([] if bucket.frozen else [self.bucket_gradients[number]])]
             sharded = [flat for flat in of_bucket if not has_memory(flat)]
             for flat in sharded:
                 give_memory(flat)  # a tensor without memory cannot be viewed
@@ -116,15 +119,6 @@ class Buffers:
         for start, stop in gaps(bucket):
             gradients[start - bucket.start : stop - bucket.start].zero_()
 
-    def _allocate(self, own: bool, dtype: torch.dtype, device: torch.device) -> tuple[Flat, list[Tensor]]:
-        """Allocate the kept tensor, and the tensor of each bucket."""
-        buckets = self.layout.buckets
-        if own:
-            own_part = Flat(self.owned, torch.zeros(self.owned.size, dtype=dtype, device=device))
-            return own_part, [_without_memory(bucket.size, dtype, device) for bucket in buckets]
-        buffer = torch.zeros(self.layout.size, dtype=dtype, device=device)
-        return Flat(everything(self.layout), buffer), [buffer[bucket.start : bucket.stop] for bucket in buckets]
-
     def _adopt(self, model: nn.Module, number: int) -> None:
         """Replace a bucket's parameters and main gradients by views of its tensors."""
         bucket = self.layout.buckets[number]
@@ -138,9 +132,23 @@ class Buffers:
             # With a version counter of its own, which autograd compares: gathers write to tensors that forward passes
             # saved.
             setattr(layer, name, nn.Parameter(_view(flat, where, shape).data))
+            if bucket.frozen:
+                layer.main_gradients.frozen |= {name}
+                continue
             layer.main_gradients.tensors[name] = _view(self.bucket_gradients[number], where, shape)
             mains[owner] = layer.main_gradients
         self._main_gradients[number] = list(mains.values())
+
+
+def _allocate(
+    whole: Ownership, own: Ownership | None, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Flat, list[Tensor]]:
+    """Allocate the kept tensor, and the tensor of each bucket; `own`: the runs that are kept, None: whole buckets."""
+    kept = whole if own is None else own
+    values = torch.zeros(kept.size, dtype=dtype, device=device)
+    if own is None:
+        return Flat(kept, values), [values[span] for span in kept.spans()]
+    return Flat(kept, values), [_without_memory(run.bucket.size, dtype, device) for run in kept.runs]
 
 
 def gaps(bucket: Bucket) -> Iterator[tuple[int, int]]:

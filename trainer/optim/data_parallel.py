@@ -71,7 +71,7 @@ class ParameterGathers:
     @torch.no_grad()
     def updated(self, number: int) -> None:
         """This rank's run of a bucket has changed, and so have those of the other ranks."""
-        if self.buffers.shards_parameters or self.buffers.sharding == "none":
+        if self.buffers.shards_parameters or self.buffers.sharding == "none" or self._buckets[number].frozen:
             return
         self._start(number)
 
@@ -144,8 +144,11 @@ class GradientReducer:
     ) -> None:
         self.buffers, self.groups, self.overlap, self.shrink = buffers, groups, overlap, shrink
         self._held = held
-        self._buckets = buffers.layout.buckets
-        self._of_block = buffers.layout.of_block
+        self._buckets = [bucket for bucket in buffers.layout.buckets if not bucket.frozen]  # the first ones
+        self._of_block = {
+            block: [number for number in numbers if number < len(self._buckets)]
+            for block, numbers in buffers.layout.of_block.items()
+        }
         self._missing = [set(bucket.blocks) for bucket in self._buckets]  # blocks, by bucket
         self._pending: dict[int, Pending] = {}
         self._reduced: set[int] = set()  # buckets whose own run already has part of this step's gradient

@@ -67,6 +67,11 @@ class Bucket:
         return self.stop - self.start
 
     @property
+    def frozen(self) -> bool:
+        """Whether its parameters keep their first values."""
+        return self.slots[0].spec.frozen
+
+    @property
     def blocks(self) -> frozenset[int]:
         """The blocks that use its parameters."""
         return frozenset().union(*(slot.spec.blocks for slot in self.slots))

@@ -86,7 +86,7 @@ class Optimizer:
     ) -> None:
         self.buffers, self.settings, self.groups, self.kernels = buffers, settings, groups, kernels
         unsharded = buffers.sharding == "none"
-        held = everything(buffers.layout) if unsharded else buffers.owned
+        held = everything(buffers.layout).of(frozen=False) if unsharded else buffers.owned
         rest = held
         self.holds = {"weight": held if buffers.has_main_weights else buffers.parameters.runs.within(held)}
         self._matrices: MatrixUpdate | None = None

@@ -62,6 +62,10 @@ class Ownership:
                 first += segment.stop - segment.start
         return Ownership(tuple(runs))
 
+    def of(self, *, frozen: bool) -> Ownership:
+        """Only the runs of frozen parameters, or only those of others, with their positions in this state."""
+        return Ownership(tuple(run for run in self.runs if run.bucket.frozen == frozen))
+
     def within(self, others: Ownership) -> Ownership:
         """The parts that are also in another ownership, with their positions in this one's state."""
         runs = []

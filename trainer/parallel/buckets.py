@@ -19,14 +19,17 @@ def cut_buckets(specs: Sequence[ParamSpec], *, bucket_size: int = 0) -> Iterator
     """The parameters of each bucket, which all have one shard axis; the order depends only on the specs.
 
     Those of each shard axis are cut apart from the others: in a model with experts the axes change in every block.
-    A parameter that two pipeline stages share is complete last and gets its own bucket.
+    A parameter that two pipeline stages share is complete last and gets its own bucket. Frozen ones come last.
 
     Args:
-        bucket_size: least elements of a bucket, if there are enough; 0: a 64th of all.
+        bucket_size: least elements of a bucket, if there are enough; 0: a 64th of all, or of all frozen ones.
     """
-    least = bucket_size or max(sum(spec.numel for spec in specs) // MOST_BUCKETS, MIN_BUCKET)
-    ordered = sorted(specs, key=lambda spec: ("ends" in spec.partial, spec.shard, -spec.block))
-    for _, alike in itertools.groupby(ordered, key=lambda spec: (spec.shard, "ends" in spec.partial)):
+    total = {frozen: sum(spec.numel for spec in specs if spec.frozen == frozen) for frozen in (False, True)}
+    ordered = sorted(specs, key=lambda spec: (spec.frozen, "ends" in spec.partial, spec.shard, -spec.block))
+    for (frozen, *_), alike in itertools.groupby(
+        ordered, key=lambda spec: (spec.frozen, spec.shard, "ends" in spec.partial)
+    ):
+        least = bucket_size or max(total[frozen] // MOST_BUCKETS, MIN_BUCKET)
         held: list[ParamSpec] = []
         for _, block in itertools.groupby(alike, key=lambda spec: spec.block):
             held += block

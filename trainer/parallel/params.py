@@ -9,9 +9,9 @@ buffers, reductions, the norm, checkpoints and `ranks.json` all use it. Pure: nu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 ShardAxis = Literal["data", "edp"]
 
@@ -116,6 +116,7 @@ class ParamSpec:
             equal.
         shard: the axis over which gradients are summed in any case, and which divides the optimizer's state: "data", or
             "edp" for the weights of experts.
+        frozen: whether it keeps its first values: it has no gradient, main weights or moments, and is in no checkpoint.
     """
 
     name: str
@@ -131,6 +132,7 @@ class ParamSpec:
     copies: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
     shard: ShardAxis = "data"
+    frozen: bool = False
 
     @property
     def numel(self) -> int:
@@ -162,6 +164,67 @@ class Slice:
     size: tuple[int, ...]
     flat: int
     std_factor: float = 1.0
+
+
+def with_adapters(
+    specs: Iterable[ParamSpec], *, rank: int, targets: Sequence[str], tp_size: int
+) -> Iterator[ParamSpec]:
+    """A table whose parameters are frozen, with adapters of low rank beside its matrices (Hu et al. 2022, "LoRA").
+
+    The logical matrix W [O, I] of `blocks.0.attention.q.weight` gets A [rank, I] and B [O, rank], `...q.lora_a` and
+    `...q.lora_b`. Those of matrices that share a local parameter share one too, one below the other. Where W is divided
+    over tp by rows, so is B, and A is whole; where it is divided by columns, so is A, and B is whole. Each rank has a
+    partial sum of the gradient of the whole one.
+
+    Args:
+        targets: the last parts of the names of layers whose matrices get adapters.
+        tp_size: tensor-parallel ranks.
+    """
+    whole: dict[str, Any] = {"copies": ("tp",), "partial": ("tp",) if tp_size > 1 else ()}
+    for spec in specs:
+        yield replace(spec, frozen=True, partial=())
+        pieces = [piece for piece in spec.pieces if piece.name.split(".")[-2] in targets] if spec.matrix else []
+        if not pieces:
+            continue
+        inputs = pieces[0].shape[1]
+        divided: dict[str, Any] = {"copies": spec.copies, "partial": spec.partial}
+        of_a, of_b = (divided, whole) if pieces[0].size[1] < inputs else (whole, divided)
+        a, b, rows = [], [], 0
+        for number, piece in enumerate(pieces):
+            layer, (outputs, _), width = piece.name.removesuffix(".weight"), piece.shape, piece.size[1]
+            a.append(
+                Piece(
+                    name=f"{layer}.lora_a",
+                    shape=(rank, inputs),
+                    start=(0, piece.start[1]),
+                    size=(rank, width),
+                    offset=number * rank * width,
+                )
+            )
+            b.append(
+                Piece(
+                    name=f"{layer}.lora_b",
+                    shape=(outputs, rank),
+                    start=(piece.start[0], 0),
+                    size=(piece.size[0], rank),
+                    offset=rows * rank,
+                )
+            )
+            rows += piece.size[0]
+        layer, shapes = spec.name.removesuffix(".weight"), ((len(pieces) * rank, width), (rows, rank))
+        # The variance of torch's own first values of a linear layer, as PEFT has it; B is 0, so that nothing changes.
+        stds = (3 * inputs) ** -0.5, 0.0
+        for name, shape, of, std, rules in zip("ab", shapes, (a, b), stds, (of_a, of_b), strict=True):
+            yield ParamSpec(
+                name=f"{layer}.lora_{name}",
+                shape=shape,
+                pieces=tuple(of),
+                std=std,
+                decay=True,
+                block=spec.block,
+                shard=spec.shard,
+                **rules,
+            )
 
 
 def num_elements(specs: Iterable[ParamSpec]) -> int:

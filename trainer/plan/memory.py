@@ -126,6 +126,8 @@ def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> 
         states = len(state_names(config.optimizer.name, matrix=spec.matrix)) - same_tensor
         share = -(-spec.numel // ranks[spec.shard])
         total += weight * (share if sharding == "parameters" else spec.numel)
+        if spec.frozen:
+            continue
         total += gradient * (share if sharding in ("gradients", "parameters") else spec.numel)
         total += states * main * (spec.numel if sharding == "none" else share)
     return total
@@ -154,13 +156,19 @@ def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:
     optimizer = config.optimizer
     if optimizer.sharding not in ("gradients", "parameters"):
         return 0
-    sizes = [sum(spec.numel for spec in group) for group in cut_buckets(table, bucket_size=optimizer.bucket_size or 0)]
-    two = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
+    buckets = list(cut_buckets(table, bucket_size=optimizer.bucket_size or 0))
+    sizes = [sum(spec.numel for spec in bucket) for bucket in buckets]
+    trained = [size for size, bucket in zip(sizes, buckets, strict=True) if not bucket[0].frozen]
     weight, gradient = element_bytes(config.precision)
     split = config.mesh.schedule.startswith("zb") and config.mesh.pp > 1
-    parameters = weight * (two if optimizer.overlap_param_gather else max(sizes)) * (optimizer.sharding == "parameters")
-    gradients = gradient * (sum(sizes) if split else two if optimizer.overlap_grad_reduce else max(sizes))
+    parameters = weight * _in_use(sizes, optimizer.overlap_param_gather) * (optimizer.sharding == "parameters")
+    gradients = gradient * (sum(trained) if split else _in_use(trained, optimizer.overlap_grad_reduce))
     return parameters + gradients
+
+
+def _in_use(sizes: Sequence[int], overlap: bool) -> int:
+    """The largest bucket, or the largest two neighbours."""
+    return max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True))) if overlap else max(sizes)
 
 
 def element_bytes(precision: PrecisionSection) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from trainer.plan.stages import (
     PipelineLayout,
     count_active,
     count_parameters,
+    count_trained,
     flops_per_token,
     pipeline_layout,
     rank_parameters,
@@ -39,6 +40,7 @@ class Plan:
         shape: the model, independent of the layout except for the padding of its vocabulary.
         num_parameters: of the logical model, without padding. active_parameters: those that compute a token, in a model
             with experts.
+        trained_parameters: those that are not frozen.
         parameters_per_rank: most elements that the first rank of a tp group holds, with padding.
         parameters_per_stage: the same for each pipeline rank.
         flops_per_token: floating-point operations of forward and backward, as the family counts them.
@@ -66,6 +68,7 @@ class Plan:
     shape: ModelShape
     num_parameters: int
     active_parameters: int
+    trained_parameters: int
     parameters_per_rank: int
     parameters_per_stage: tuple[int, ...]
     flops_per_token: int
@@ -158,6 +161,7 @@ def make_plan(
         shape=shape,
         num_parameters=count_parameters(family, shape),
         active_parameters=count_active(family, shape),
+        trained_parameters=count_trained(family, shape),
         parameters_per_rank=max(counts),
         parameters_per_stage=counts,
         flops_per_token=flops_per_token(family, shape, document_lengths=document_lengths),

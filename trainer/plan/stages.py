@@ -290,6 +290,16 @@ def count_active(family: Family, shape: ModelShape) -> int:
     )
 
 
+def count_trained(family: Family, shape: ModelShape) -> int:
+    """Those that are not frozen."""
+    return _count_trained(family.parameters, cast(Hashable, shape))
+
+
+@functools.lru_cache(maxsize=64)
+def _count_trained(parameters: Callable[[Any, Place], tuple[ParamSpec, ...]], shape: Hashable, /) -> int:
+    return num_elements(spec for spec in parameters(shape, Place()) if not spec.frozen)
+
+
 @functools.lru_cache(maxsize=64)
 def _count_active(count: Callable[[Any], int], shape: Hashable, /) -> int:
     return count(shape)

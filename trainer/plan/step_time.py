@@ -88,7 +88,7 @@ def busy_time(config: RunConfig, plan: Plan, *, device: Device, gpus_per_node: i
     kernels = {name: times * sum(getattr(stage, name) for stage in busiest) for name in (*parts, "context_parallel")}
     kernels["idle"] += devices.STEP_S
     data = plan.cp * plan.dp
-    updated = plan.parameters_per_rank // (1 if config.optimizer.sharding == "none" else data)
+    updated = _trained_per_rank(plan) // (1 if config.optimizer.sharding == "none" else data)
     computed = kernels["products"] + kernels["attention"] + kernels["memory"]
     return StepTime(
         **kernels,
@@ -166,18 +166,24 @@ def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, compute
     gathers = weight * {"none": 0, "parameters": 2 * times}.get(optimizer.sharding, 1)
     beside_sums = computed * 2 / 3 / (1 if sharded else times)
     beside_gathers = computed if optimizer.sharding == "parameters" else computed / 3 / times
-    second = plan.parameters_per_rank * (data - 1) / data / rate  # for a byte of each parameter
+    second = (data - 1) / data / rate  # for a byte of each element
+    gathered = plan.parameters_per_rank if optimizer.sharding == "parameters" else _trained_per_rank(plan)
     exposed = 0.0
     if data == 1:
         return exposed
     of_rank = tables(config, plan)
     buckets = min(len(list(cut_buckets(of_rank[r], bucket_size=optimizer.bucket_size or 0))) for r in set(alike(plan)))
     for seconds, beside, overlaps in (
-        (sums * second, beside_sums, optimizer.overlap_grad_reduce),
-        (gathers * second, beside_gathers, optimizer.overlap_param_gather),
+        (sums * _trained_per_rank(plan) * second, beside_sums, optimizer.overlap_grad_reduce),
+        (gathers * gathered * second, beside_gathers, optimizer.overlap_param_gather),
     ):
         exposed += max(seconds - beside, seconds / buckets) if overlaps else seconds
     return exposed
+
+
+def _trained_per_rank(plan: Plan) -> int:
+    """Elements of a rank that are not frozen."""
+    return plan.parameters_per_rank * plan.trained_parameters // plan.num_parameters
 
 
 def _bubble(config: RunConfig, plan: Plan, ranks: list[list[StepTime]], rates: _Rates) -> float:

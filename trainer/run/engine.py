@@ -31,8 +31,9 @@ from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, save_checkpoint, together
 from trainer.config.parse import dump_config
 from trainer.config.sections import KernelsSection, RunConfig
+from trainer.convert.adapters import base_of, check_base, weights_hash
 from trainer.convert.convert import open_model
-from trainer.convert.first_state import read_owned
+from trainer.convert.first_state import read_model, read_tensors
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
 from trainer.layers.experts import Experts
@@ -131,7 +132,8 @@ class Engine:
             sharding=config.optimizer.sharding,
             in_params_dtype=config.precision.gradients == "params",
         )
-        named = {norm_group(spec.name) for spec in family.parameters(plan.shape, Place(tp_size=tp.size))}
+        table = family.parameters(plan.shape, Place(tp_size=tp.size))
+        named = {norm_group(spec.name) for spec in table if not spec.frozen}
         self.norm_groups = () if config.spikes.action == "off" else tuple(sorted(named))
         self.optimizer = Optimizer(
             self.buffers,
@@ -146,10 +148,11 @@ class Engine:
         self.copies = HostCopies()
         # A scale that is 1 has no place in the arithmetic of other precisions.
         self.scaler = LossScaler(scale_rule(config.precision), world.device) if dtype == torch.float16 else None
+        self.base = ""  # the hash of frozen weights, once they are read
         if fresh and (settings := config.checkpoint).init_from:
             self._read_first_state(first or location_of(settings.init_from), moments=settings.init_optimizer)
         elif fresh:
-            self._draw_weights(config.run.seed)
+            self._draw_weights()
 
     def _recorder(self, kernels: KernelsSection) -> Recorder | None:
         """The recorder of CUDA graphs; None: passes and updates are not recorded."""
@@ -417,7 +420,8 @@ class Engine:
         return OwnedState(owned, {axis: group.rank for axis, group in self.world.groups.items()})
 
     def with_scale(self, run: RunState) -> RunState:
-        """The run's state with the loss scale of this engine, and what FP8 remembers."""
+        """The run's state with the loss scale of this engine, what FP8 remembers, and the hash of frozen weights."""
+        run = replace(run, base=self.base)
         if self.scaler is not None:
             run = replace(run, scaler=self.scaler.to_numbers())
         return run if self.float8 is None else replace(run, float8=self.float8.to_numbers())
@@ -453,6 +457,8 @@ class Engine:
         """Continue from a checkpoint of any layout; an error of one rank is raised by all."""
         folder = _location(folder)
         run, optimizer = run_state(folder), self.optimizer
+        if (init_from := self.config.checkpoint.init_from) and self.buffers.frozen.runs:
+            self._read_frozen(location_of(init_from), expected=run.base, where=str(folder))
         optimizer.gathers.release()  # of parameters, which may be the main weights
 
         def read() -> None:
@@ -474,11 +480,19 @@ class Engine:
         """Begin with the weights of another run, or its moments, too; an error of one rank is raised by all."""
         wanted = self.optimizer.holds if moments else {"weight": self.optimizer.holds["weight"]}
         wanted = {**wanted, **self._buffers_held}
+        if self.buffers.frozen.runs:
+            self._read_frozen(folder)
         self.optimizer.gathers.release()
 
         def read() -> RunState:
-            read_owned(self.state, folder, owned=wanted)
-            return open_model(folder).run
+            model = open_model(folder)
+            if not self.buffers.frozen.runs:
+                read_model(self.state, model, owned=wanted)
+            elif model.adapter is not None:
+                read_tensors(self.state, model.adapter.source, owned=wanted)
+            else:
+                self._draw(wanted["weight"], self.optimizer.state["weight"])
+            return model.run
 
         run = together(self.everyone, read, doing="reading the first weights")[0]
         if moments:
@@ -486,17 +500,36 @@ class Engine:
         else:
             self.optimizer.loaded(0)
 
-    def _draw_weights(self, seed: int) -> None:
+    def _read_frozen(self, folder: Location, *, expected: str = "", where: str = "") -> None:
+        """Read the frozen weights on all ranks; rank 0 compares them with their hash in the checkpoint `where`."""
+        self.optimizer.gathers.release()
+
+        def read() -> str:
+            base = base_of(open_model(folder))
+            actual = weights_hash(base) if self.world.is_main else ""
+            if self.world.is_main and expected:
+                check_base(base, actual, expected=expected, where=where)
+            read_model({"weight": self.buffers.parameters.values}, base, owned={"weight": self.buffers.frozen})
+            return actual
+
+        self.base = together(self.everyone, read, doing="reading the frozen weights")[0]
+
+    def _draw_weights(self) -> None:
         """Initialize the main weights that this rank holds, unrounded, and from them the model."""
-        weight = self.optimizer.state["weight"]
-        runs = (
-            ElementRange(slot.spec, low, high, weight[first : first + high - low])
-            for slot, low, high, first in self.optimizer.holds["weight"].parameters()
-        )
-        initialize_(runs, seed=seed, threads=max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size))
+        self._draw(self.optimizer.holds["weight"], self.optimizer.state["weight"])
+        self._draw(self.buffers.frozen, self.buffers.parameters.values)
         self.optimizer.publish()
         if self.model_buffers is not None:
-            self.model_buffers.draw(seed)
+            self.model_buffers.draw(self.config.run.seed)
+
+    def _draw(self, held: Ownership, values: Tensor) -> None:
+        """The first values of these runs, which lie in a flat tensor."""
+        runs = (
+            ElementRange(slot.spec, low, high, values[first : first + high - low])
+            for slot, low, high, first in held.parameters()
+        )
+        threads = max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size)
+        initialize_(runs, seed=self.config.run.seed, threads=threads)
 
 
 def _location(folder: str | Location) -> Location:

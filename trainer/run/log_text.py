@@ -29,8 +29,9 @@ def header(config: RunConfig, plan: Plan, *, start: Start, device: str) -> Itera
     others = "".join(f"{axis} {size} x " for axis, size in (("cp", plan.cp), ("pp", plan.pp)) if size > 1)
     layout = f"tp {plan.tp} x {others}dp {plan.dp}" + (", sequence parallel" if config.mesh.sequence_parallel else "")
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks ({layout})"
-    active = f" ({plan.active_parameters:,} active)" if plan.active_parameters < plan.num_parameters else ""
-    yield f"{plan.num_parameters:,} parameters{active} in {config.precision.dtype} on {ranks}, {device}"
+    some = {"active": plan.active_parameters, "trained": plan.trained_parameters}
+    parts = "".join(f" ({count:,} {name})" for name, count in some.items() if count < plan.num_parameters)
+    yield f"{plan.num_parameters:,} parameters{parts} in {config.precision.dtype} on {ranks}, {device}"
     tokens = f"{plan.global_batch:,} samples x {plan.sequence_length:,} tokens"
     steps = f"steps {start.done.steps + 1:,} to {plan.steps:,} of {tokens}"
     init_from = config.checkpoint.init_from

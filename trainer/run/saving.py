@@ -312,5 +312,6 @@ def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
     item_bytes, name = 8 if config.precision.dtype == "fp64" else 4, config.optimizer.name
     family = family_of(config)
     table, buffers = (of(plan.shape, Place()) for of in (family.parameters, family.buffers))
+    table = tuple(spec for spec in table if not spec.frozen)
     states = sum(num_elements([spec]) * len(state_names(name, matrix=spec.matrix)) * item_bytes for spec in table)
     return states + 4 * num_elements(buffers)

@@ -541,7 +541,7 @@ def _set_up(folder: ModelFolder, world: World, *, dtype: str, weights: str) -> A
     config = _for_these_ranks(folder.config, tp.size, pp.size, dtype=dtype)
     facts = DataFacts(vocab_size=folder.vocab_size, largest_id=None, eod=None, fingerprint=None, num_tokens=2**62)
     plan = make_plan(config, tp.size * pp.size, facts=facts)
-    if folder.format == "mtrain":
+    if folder.format == "mtrain" and folder.adapter is None:
         module = load_model(folder.path, config, plan=plan, world=world)
     else:
         module = _from_source(folder, config, plan, world=world, dtype=DTYPES[dtype])

@@ -22,6 +22,7 @@ def model_problems(config: RunConfig) -> Iterator[str]:
     yield from _longrope_problems(config)
     yield from _expert_problems(config)
     yield from _later_problems(config)
+    yield from _lora_problems(config)
     if config.model.norm_zero_centered and config.kernels.norm not in ("auto", "plain", "compiled"):
         yield (
             f'kernels.norm="{config.kernels.norm}" has no weights that are stored less 1 (model.norm_zero_centered); '
@@ -207,6 +208,36 @@ def _later_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"model.mtp.num_layers={model.mtp.num_layers} leaves no token of train.sequence_length={length} to "
             f"predict; choose fewer layers"
+        )
+
+
+def _lora_problems(config: RunConfig) -> Iterator[str]:
+    """What adapters cannot be combined with, and the frozen weights that they need."""
+    model, lora, settings = config.model, config.model.lora, config.checkpoint
+    if lora is None:
+        return
+    if not settings.init_from and config.data.blend != "mock":
+        yield "[model.lora] needs checkpoint.init_from, the folder with the weights that stay frozen; set it"
+    if settings.init_optimizer:
+        yield "checkpoint.init_optimizer=true asks for moments of weights that [model.lora] freezes; leave it out"
+    for name in ("moe", "mla", "mtp"):
+        if getattr(model, name) is not None:
+            yield f"[model.lora] does not support [model.{name}]; leave [model.lora] out to train all weights"
+    if len({*lora.targets}) < len(lora.targets) or ("gate" in lora.targets and model.activation not in GATED):
+        why = f'has no gate with model.activation="{model.activation}"' if "gate" in lora.targets else "lists one twice"
+        yield f"model.lora.targets={list(lora.targets)} {why}; remove it"
+    refused = (
+        ("optimizer.name", config.optimizer.name, "muon", "adamw"),
+        ("kernels.tensor_parallel", config.kernels.tensor_parallel, "symmetric_memory", "auto"),
+        *(("precision.fp8", config.precision.fp8, name, "none") for name in ("delayed", "current")),
+    )
+    for key, value, without, other in refused:
+        if value == without:
+            yield f'{key}="{value}" does not support [model.lora]; set {key}="{other}"'
+    if config.optimizer.embedding_lr:
+        yield (
+            f"optimizer.embedding_lr={config.optimizer.embedding_lr:g} changes nothing: [model.lora] freezes the "
+            "embedding; leave it out"
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import chunks
@@ -63,13 +63,14 @@ def stage_cost(
     kind_of = kinds(shape)
     having = [number for number in blocks if kind_of[number].endswith("experts")]
     of_kind = {kind: _forward(shape, place, kind=kind, document_lengths=document_lengths) for kind in {*kind_of}}
+    backward = BACKWARD_PRODUCTS if shape.lora is None else 1.0  # frozen weights have no gradient; adapters are small
     for number in blocks:
         forward, runs = of_kind[kind_of[number]], 1 + (number in again)
         if number in float8:
-            products8 += forward.products * (runs + BACKWARD_PRODUCTS)
+            products8 += forward.products * (runs + backward)
             moved += ROUNDED * (forward.inputs * runs + forward.outputs)
         else:
-            products += forward.products * (runs + BACKWARD_PRODUCTS)
+            products += forward.products * (runs + backward)
         attention += forward.attention * (runs + BACKWARD_ATTENTION)
         moved += forward.moved * runs + _backward_moved(shape, forward)
         if recompute.mode == "selective":
@@ -81,7 +82,7 @@ def stage_cost(
     if further:
         forward = _forward(shape, place, kind=mtp_kind(shape), document_lengths=document_lengths)
         runs, entering = 1 + again_further // further, 2 * width * width / place.tp_size
-        products += further * (forward.products + 2 * entering) * (runs + BACKWARD_PRODUCTS)
+        products += further * (forward.products + 2 * entering) * (runs + backward)
         attention += further * forward.attention * (runs + BACKWARD_ATTENTION)
         moved += further * (forward.moved * runs + _backward_moved(shape, forward))
     # Gradients of weights are accumulated in fp32: read and written once per microbatch.
@@ -89,10 +90,11 @@ def stage_cost(
     weight_bytes = 8.0 * (sum(_weights(shape, place, kind_of[number]) for number in blocks) + of_further)
     if place.is_last:
         rows, heads = shape.padded_vocab_size / place.tp_size, shape.predicted * (1 + further)
-        products += 2 * width * rows * (1 + BACKWARD_PRODUCTS) * heads
+        products += 2 * width * rows * (1 + backward) * heads
         moved += 3 * rows * heads  # the loss reads logits, then reads them again and writes their gradient
         weight_bytes += 8 * width * rows
         weight_bytes += 8 * further * 2 * width * width / place.tp_size
+    weight_bytes *= shape.lora is None
     runs, every = len(blocks) + further + len(again) + again_further, len(blocks) + further
     of_experts = sum(1 + (i in again) for i in having) + experts_further * (1 + (again_further > 0))
     return StageCost(
@@ -251,7 +253,7 @@ def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:
     size of a value). A is the tokens that a layer attends to at most: the sequence length (Chowdhery et al. 2022, PaLM,
     appendix B), the layer's window if that is shorter, or the document if that is shorter still; a mean over
     `document_lengths`, see `Plan`. The half of the attention matrix that a causal mask hides is counted, as is usual,
-    so that figures are comparable. Later tokens pass the head once more each.
+    so that figures are comparable. Later tokens pass the head once more each. Frozen weights have no gradient: 4 N.
     """
     lookups = shape.max_position * shape.hidden_size if shape.position == "learned" else 0
     lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
@@ -263,7 +265,8 @@ def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:
         for window, layers in windows.items()
     )
     again = shape.mtp_layers * shape.vocab_size * shape.hidden_size  # the head of later tokens
-    return 6 * (active_parameters(shape) - lookups + again) + round(6 * pair * attended)
+    frozen = 0 if shape.lora is None else num_parameters(replace(shape, lora=None)) - lookups
+    return 6 * (active_parameters(shape) - lookups + again) - 2 * frozen + round(6 * pair * attended)
 
 
 def active_parameters(shape: GPTShape) -> int:

@@ -105,6 +105,8 @@ def block_bytes(
         routing += mine * shape.hidden_size * element if moe.shared_gate else 0
     sums = mine * shape.hidden_size * (shape.kept_sums + shape.out_norms)
     inside = tokens * inner * (2 if shape.gated else 1)
+    if shape.lora:  # what the first of an adapter's two products gives
+        inside += tokens * shape.lora.rank * len(shape.lora.targets)
     if shape.mla is None:
         inside += tokens * (2 * heads + 2 * groups * cp) * shape.head_dim
     else:

@@ -31,6 +31,7 @@ from trainer.layers.experts import MoE
 from trainer.layers.head import capped, head_loss
 from trainer.layers.latent_attention import LatentAttention
 from trainer.layers.linear import column_product
+from trainer.layers.lora import add_adapters
 from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
@@ -40,6 +41,7 @@ from trainer.layers.router import RouterLosses, Rows
 from trainer.layers.shapes import AttentionShape, RopeShape
 from trainer.models.family import DecodeState
 from trainer.models.gpt.mtp import Depth, later_tokens
+from trainer.models.gpt.params import parameter_table
 from trainer.models.gpt.shape import (
     GPTShape,
     attention_shape,
@@ -510,6 +512,8 @@ def build_gpt(
         if config is not None and shape.moe is not None:
             dispatch = {"exchanges": exchanges_tokens(config), "expert_buffer": config.mesh.expert_buffer or 0.0}
         built = model(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed, **dispatch)
+        if shape.lora is not None:
+            add_adapters(built, parameter_table(shape, place), scale=shape.lora.scale)
     for layer in built.modules():
         if isinstance(layer, Layer):
             layer.main_gradients.add_product = kernels.add_product

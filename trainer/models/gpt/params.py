@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from trainer.layers.shapes import LatentShape
 from trainer.models.gpt.shape import GPTShape, mtp_kind
-from trainer.parallel.params import ParamSpec, Piece, Place, ShardAxis, num_elements, vocabulary_range
+from trainer.parallel.params import ParamSpec, Piece, Place, ShardAxis, num_elements, vocabulary_range, with_adapters
 
 
 def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
@@ -42,6 +42,8 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
             table.vocabulary("head.weight", shape, std)
         for depth in range(shape.mtp_layers):
             table.further(f"mtp.{depth}", shape, residual_std=residual_std)
+    if lora := shape.lora:
+        return tuple(with_adapters(table.specs, rank=lora.rank, targets=lora.targets, tp_size=place.tp_size))
     return tuple(table.specs)
 
 

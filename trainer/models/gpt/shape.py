@@ -9,12 +9,21 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from trainer.config.parse import own_keys
-from trainer.config.sections import MLASection, ModelSection, MoESection, RunConfig
+from trainer.config.sections import LoRATarget, MLASection, ModelSection, MoESection, RunConfig
 from trainer.kernels.scores import ScoreShape
-from trainer.layers.shapes import GATED, AttentionShape, LatentShape, MLPShape, MoEShape, NormShape, RopeShape
+from trainer.layers.shapes import (
+    GATED,
+    AttentionShape,
+    LatentShape,
+    LoRAShape,
+    MLPShape,
+    MoEShape,
+    NormShape,
+    RopeShape,
+)
 from trainer.models.arithmetic import round_up
 from trainer.models.family import DecodeState
 
@@ -74,6 +83,7 @@ class GPTShape:
         mtp_layers: further blocks that predict later tokens; 0: none. mtp_like: the block whose kind they have.
             mtp_factor: of the mean of their losses.
         moe: the blocks with experts in place of an MLP; None: there are none.
+        lora: adapters, beside which all other weights are frozen; None: all are trained.
     """
 
     num_layers: int
@@ -112,6 +122,7 @@ class GPTShape:
     tie_embeddings: bool
     init_std: float
     moe: MoEShape | None = None
+    lora: LoRAShape | None = None
 
     @property
     def embeds_last(self) -> bool:
@@ -209,7 +220,16 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
         tie_embeddings=model.tie_embeddings,
         init_std=model.init_std,
         moe=_moe_shape(model.moe, ffn_hidden_size(config)) if model.moe else None,
+        lora=_lora_shape(model),
     )
+
+
+def _lora_shape(model: ModelSection) -> LoRAShape | None:
+    if (lora := model.lora) is None:
+        return None
+    gated = model.activation in GATED
+    targets = lora.targets or tuple(name for name in get_args(LoRATarget) if gated or name != "gate")
+    return LoRAShape(rank=lora.rank, scale=lora.scale, targets=targets)
 
 
 def _moe_shape(moe: MoESection, ffn_hidden_size: int) -> MoEShape:
@@ -439,9 +459,10 @@ def function_keys(shape: GPTShape) -> dict[str, Any]:
     values = dataclasses.asdict(shape)
     further = values.pop("mtp_layers")
     values.pop("moe")
+    lora = {f"lora.{name}": value for name, value in (values.pop("lora") or {}).items()}
     values["mla"] = values["mla"] or dict.fromkeys(_LATENT_SIZES, 0)
     keys = {name: value for name, value in _settings(values) if name not in _NOT_FUNCTION}
-    return keys | {"mtp.num_layers": further} | _moe_keys(shape)
+    return keys | {"mtp.num_layers": further} | _moe_keys(shape) | lora
 
 
 def _moe_keys(shape: GPTShape) -> dict[str, Any]:

@@ -75,7 +75,7 @@ FAMILY = dataclasses.replace(
     function=_function,
     effective=_effective,
     build=built_by("trainer.models.gpt_neox.model", "build_gpt_neox"),
-    sections=("gpt_neox",),
+    sections=("gpt_neox", "lora"),
     hugging_face=HUGGING_FACE,
     megatron=None,
 )

@@ -1,0 +1,192 @@
+"""Runs of adapters beside the folders that they begin with: checkpoints, merged weights, and folders of peft.
+
+tests/golden/peft/losses.json has the losses of peft with the same model, first adapters, data and rule.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mdata import UsageError
+from tests.trainer.engines import draw_adapters, held_state, microbatches, small_config
+from trainer.checkpoint.folder import read_index
+from trainer.config.sections import CheckpointSection, DataSection, LoRASection, OptimizerSection, RunConfig
+from trainer.convert.adapters import weights_hash
+from trainer.convert.compare import build_model
+from trainer.convert.convert import ConvertOptions, convert, open_model
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.plan.plan import make_plan
+from trainer.run.engine import Engine
+
+GOLDEN = Path(__file__).parents[2] / "golden/peft/losses.json"
+STEPS, RATE = 20, 1e-2
+LORA = LoRASection(rank=4, alpha=6.0)
+
+
+def _config(lora: LoRASection | None = None, init_from: str | None = None, **model: Any) -> RunConfig:
+    data, optimizer = DataSection(blend="mock"), OptimizerSection(lr=RATE, schedule="constant")
+    first = CheckpointSection(init_from=init_from)
+    config = small_config("llama", dtype="fp32", data=data, optimizer=optimizer, checkpoint=first)
+    return replace(config, model=replace(config.model, lora=lora, **model))
+
+
+def _engine(config: RunConfig, **options: Any) -> Engine:
+    world = join_world(Mesh(1), placement=Placement())
+    return Engine(config, make_plan(config, 1, facts=None), world=world, **options)
+
+
+def base_run(folder: Path, **model: Any) -> Path:
+    """A run folder with drawn weights."""
+    _engine(_config(**model)).save(str(folder / "checkpoints"), step=1, consumed_samples=1)
+    return folder
+
+
+def adapted(base: Path, lora: LoRASection = LORA) -> Engine:
+    """Adapters beside the weights of a folder, with values that count."""
+    engine = _engine(_config(lora, str(base)))
+    draw_adapters(engine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base, another one, and a run of adapters beside the first."""
+    folder = tmp_path_factory.mktemp("made")
+    base_run(folder / "base")
+    base_run(folder / "other", init_std=0.2)
+    adapted(folder / "base").save(str(folder / "run/checkpoints"), step=1, consumed_samples=1)
+    return folder
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    source = open_model(folder).source
+    return {
+        name: source.read(name, (tuple(0 for _ in info.shape), info.shape)) for name, info in source.tensors.items()
+    }
+
+
+def test_losses_are_those_of_peft(made: Path) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    engine = adapted(made / "base")
+    losses = [engine.step(microbatches(engine, step % 2), RATE).read().loss for step in range(STEPS)]
+    np.testing.assert_allclose(losses, golden["losses"], rtol=0, atol=1e-4)
+    assert losses[0] - losses[-1] > 0.05, "it learns"
+
+
+def test_an_adapter_folder_is_one_of_peft_and_is_read_back(made: Path, tmp_path: Path) -> None:
+    golden, run = json.loads(GOLDEN.read_text()), made / "run"
+    shutil.copytree(made / "base", tmp_path / "base")
+    convert(run, tmp_path / "peft", options=ConvertOptions(to="peft"))
+    stored = load_file(tmp_path / "peft/adapter_model.safetensors")
+    assert {name: list(tensor.shape) for name, tensor in stored.items()} == golden["tensors"]
+    settings = json.loads((tmp_path / "peft/adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["base_model_name_or_path"]) == (
+        4,
+        6,
+        str(made / "base/checkpoints/step-1"),
+    )
+    before, after = _tensors(run), _tensors(tmp_path / "peft")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    tokens = microbatches(_engine(_config()), 0)[0].tokens_BS
+    logits = build_model(open_model(tmp_path / "peft")).logits(tokens)[0, -1, :8]
+    np.testing.assert_allclose(logits.detach().numpy(), golden["logits"], rtol=0, atol=1e-5)
+
+    engine = _engine(_config(LORA, str(tmp_path / "peft")))  # training goes on from it
+    first = adapted(made / "base")
+    assert torch.equal(held_state(engine)["weight"], held_state(first)["weight"])
+    settings["use_rslora"] = True
+    (tmp_path / "peft/adapter_config.json").write_text(json.dumps(settings))
+    (twice,) = {adapter.lora.scale for adapter in [open_model(tmp_path / "peft").adapter] if adapter}
+    assert twice == 2 * LORA.scale
+
+
+def test_weights_are_merged_in_fp32_and_rounded_once(made: Path, tmp_path: Path) -> None:
+    convert(made / "base", tmp_path / "bf16", options=ConvertOptions(to="hf", dtype="bf16", check=False))
+    engine = adapted(tmp_path / "bf16")
+    engine.save(str(tmp_path / "run/checkpoints"), step=1, consumed_samples=1)
+    convert(tmp_path / "run", tmp_path / "merged", options=ConvertOptions(to="hf", check=False))
+    base, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("bf16", "merged"))
+    source = open_model(tmp_path / "run").adapter
+    assert source is not None
+    for ours, theirs in (("attention.k", "self_attn.k_proj"), ("mlp.down", "mlp.down_proj")):
+        a, b = (
+            source.source.read(name, ((0, 0), source.source.tensors[name].shape))
+            for name in (f"weight/blocks.1.{ours}.lora_{kind}" for kind in "ab")
+        )
+        name = f"model.layers.1.{theirs}.weight"
+        assert torch.equal(merged[name], (base[name].float() + LORA.scale * (b @ a)).bfloat16())
+    assert torch.equal(merged["lm_head.weight"], base["lm_head.weight"])
+
+
+def test_a_checkpoint_holds_adapters_alone_and_resumes_bitwise(made: Path, tmp_path: Path) -> None:
+    engine = adapted(made / "base")
+    for step in range(2):
+        engine.step(microbatches(engine, step), RATE)
+    folder = engine.save(str(tmp_path / "checkpoints"), step=2, consumed_samples=8)
+    index = read_index(folder)
+    assert index.run.base == weights_hash(open_model(made / "base"))
+    assert {name.rsplit(".", 1)[1] for name in index.tensors} == {"lora_a", "lora_b"}
+    assert {name.split("/")[0] for name in index.tensors} == {"weight", "exp_avg", "exp_avg_sq"}
+    again = _engine(_config(LORA, str(made / "base")), fresh=False)
+    again.load(folder)
+    for one in (engine, again):
+        one.step(microbatches(one, 2), RATE)
+    before, after = held_state(engine), held_state(again)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert engine.evaluate(microbatches(engine, 3)) == again.evaluate(microbatches(again, 3))
+
+
+def test_another_base_is_refused(made: Path, tmp_path: Path) -> None:
+    other = _engine(_config(LORA, str(made / "other")), fresh=False)
+    with pytest.raises(UsageError, match="were trained beside other weights than those of") as caught:
+        other.load(made / "run/checkpoints/step-1")
+    assert str(made / "other") in str(caught.value)
+    shutil.copytree(made / "run", tmp_path / "run")
+    moved = tmp_path / "base"
+    shutil.copytree(made / "other", moved)
+    engine = adapted(moved)
+    engine.save(str(tmp_path / "run/checkpoints"), step=2, consumed_samples=2)
+    shutil.rmtree(moved)
+    with pytest.raises(UsageError, match=r"holds adapters for checkpoint\.init_from = .*base: there is no folder"):
+        open_model(tmp_path / "run")
+    shutil.copytree(made / "base", moved)
+    with pytest.raises(UsageError, match="were trained beside other weights"):
+        open_model(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use_dora": True}, "use_dora = True"),
+        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save = ['embed_tokens']"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"base_model_name_or_path": "meta-llama/none"}, "base_model_name_or_path = 'meta-llama/none'"),
+    ],
+)
+def test_settings_of_peft_that_we_lack_are_refused_by_name(
+    made: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "adapter_model.safetensors").touch()
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": str(made / "base")}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings | changes))
+    with pytest.raises(UsageError) as caught:
+        open_model(tmp_path)
+    assert said in str(caught.value)
+
+
+def test_layers_that_compute_several_matrices_have_no_adapter_folder(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="peft cannot have an adapter of q alone in a model of type phi3"):
+        convert(made / "run", tmp_path / "out", options=ConvertOptions(to="peft", model_type="phi3"))
+    with pytest.raises(UsageError, match="holds no adapter"):
+        convert(made / "base", tmp_path / "out", options=ConvertOptions(to="peft"))

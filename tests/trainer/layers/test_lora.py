@@ -1,0 +1,172 @@
+"""Adapters: every layout computes the gradients of one rank, and one rank those of a model with merged weights.
+
+Frozen weights have no gradient, no main weight and no moment on any rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import (
+    assemble,
+    check_same_gradients,
+    draw_adapters,
+    layouts,
+    logical,
+    microbatches,
+    reduced,
+    small_config,
+)
+from trainer.config.sections import DataSection, LoRASection, MeshSection, OptimizerSection, RecomputeSection, RunConfig
+from trainer.parallel.collectives import all_reduce_
+from trainer.plan.check import check
+from trainer.plan.memory import in_use_bytes, kept_bytes, tables
+from trainer.plan.plan import make_plan
+from trainer.run.metrics import held_parameters
+
+ALL = LoRASection(rank=4, alpha=6.0)
+SOME = LoRASection(rank=4, targets=("q", "v", "up"))
+
+
+def _config(shape: str = "llama", *, lora: LoRASection | None = ALL, dtype: str = "fp64", **sections: Any) -> RunConfig:
+    config = small_config(shape, dtype=dtype, **{"data": DataSection(blend="mock"), **sections})
+    return replace(config, model=replace(config.model, lora=lora))
+
+
+def _gradients(context: Any, config: RunConfig) -> Any:
+    engine = layouts(context, config)
+    draw_adapters(engine)
+    totals = engine.add_gradients(microbatches(engine, 0))
+    for axis in ("pp", "data"):
+        all_reduce_(totals, engine.world.groups[axis])
+    assert all(parameter.grad is None for parameter in engine.model.parameters()), "a gradient outside the buffers"
+    weights = logical(engine.optimizer.owned, engine.optimizer.state["weight"])
+    return totals.tolist(), reduced(engine, totals[1]), weights
+
+
+def _whole(config: RunConfig, ranks: int) -> Any:
+    results = run_ranks(_gradients, ranks, config)
+    (totals,) = {tuple(totals) for totals, *_ in results}
+    return totals, assemble([part for _, parts, _ in results for part in parts])
+
+
+LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "tp 2 sp": (2, "llama", {"mesh": MeshSection(tp=2, sequence_parallel=True)}),
+    "pp 2, tied": (2, "gpt2", {"mesh": MeshSection(pp=2)}),
+    "gradients, some targets": (
+        2,
+        "llama",
+        {"optimizer": OptimizerSection(lr=1e-2, sharding="gradients"), "lora": SOME},
+    ),
+    "parameters": (2, "llama", {"optimizer": OptimizerSection(lr=1e-2, sharding="parameters", bucket_size=1)}),
+    "none": (2, "llama", {"optimizer": OptimizerSection(lr=1e-2, sharding="none")}),
+    "state, norms recomputed": (2, "llama", {"recompute": RecomputeSection(mode="selective")}),
+    "zb_h1": (2, "llama", {"mesh": MeshSection(pp=2, schedule="zb_h1")}),
+    "cp 2, recomputed": (2, "llama", {"mesh": MeshSection(cp=2), "recompute": RecomputeSection(mode="full")}),
+    "tp 2, biases": (2, "gpt2", {"mesh": MeshSection(tp=2)}),
+    "tp 4, copies of heads, some targets": (4, "llama", {"mesh": MeshSection(tp=4), "lora": SOME}),
+    "tp 2 sp, dp 2, parameters": (
+        4,
+        "llama",
+        {
+            "mesh": MeshSection(tp=2, sequence_parallel=True),
+            "optimizer": OptimizerSection(lr=1e-2, sharding="parameters", bucket_size=1),
+        },
+    ),
+}
+SHORT = tuple(LAYOUTS)[:4]
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in SHORT else pytest.param(case, marks=pytest.mark.soak) for case in LAYOUTS]
+)
+def test_gradients_equal_those_of_one_rank(case: str) -> None:
+    ranks, shape, sections = LAYOUTS[case]
+    expected_totals, expected = _whole(_config(shape, lora=sections.get("lora", ALL)), 1)
+    totals, got = _whole(_config(shape, **sections), ranks)
+    np.testing.assert_allclose(totals, expected_totals, rtol=1e-12)
+    check_same_gradients(got, expected)
+
+
+def _merged_gradients(context: Any, config: RunConfig) -> Any:
+    """The gradients of all weights of the model whose weights are merged with adapters, and these adapters."""
+    adapted = layouts(context, config)
+    draw_adapters(adapted)
+    lora = config.model.lora
+    assert lora is not None
+    adapters = {name: values for name, _, values in logical(adapted.optimizer.owned, adapted.optimizer.state["weight"])}
+    plain = layouts(context, replace(config, model=replace(config.model, lora=None)))
+    weight = plain.optimizer.state["weight"]
+    for _, part, first in plain.optimizer.owned.slices():
+        layer = part.name.removesuffix(".weight")
+        if f"{layer}.lora_a" in adapters:
+            more = lora.scale * adapters[f"{layer}.lora_b"] @ adapters[f"{layer}.lora_a"]
+            weight[first : first + more.size] += weight.new_tensor(more).flatten()
+    plain.optimizer.publish()
+    totals = plain.add_gradients(microbatches(plain, 0))
+    return totals.tolist(), reduced(plain, totals[1]), adapters
+
+
+@pytest.mark.parametrize("lora", [ALL, SOME])
+def test_gradients_are_those_of_the_merged_weights(lora: LoRASection) -> None:
+    """dA = scale B^T dW and dB = scale dW A^T, where W' = W + scale B A."""
+    config = _config(lora=lora)
+    ((merged_totals, merged, adapters),) = run_ranks(_merged_gradients, 1, config)
+    of_weights = assemble(merged)
+    totals, got = _whole(config, 1)
+    np.testing.assert_allclose(totals, merged_totals, rtol=1e-12)
+    expected = {}
+    for name in adapters:
+        layer, _, kind = name.rpartition(".")
+        other = adapters[f"{layer}.lora_{'b' if kind == 'lora_a' else 'a'}"]
+        gradient = of_weights[f"{layer}.weight"]
+        expected[name] = lora.scale * (other.T @ gradient if kind == "lora_a" else gradient @ other.T)
+    check_same_gradients(got, expected)
+
+
+def _bytes(context: Any, config: RunConfig) -> Any:
+    engine = layouts(context, config)
+    engine.optimizer.gathers.release()
+    tensors = (engine.buffers.parameters.values, engine.buffers.gradients.values, *engine.optimizer.outside_buffers)
+    names = {name for name, *_ in logical(engine.optimizer.owned, engine.optimizer.state["weight"])}
+    report = held_parameters(engine.optimizer, engine.executor.stages)
+    return sum(tensor.nbytes for tensor in tensors), engine.buffers.parameters.values.nbytes, names, bool(report)
+
+
+def test_frozen_weights_take_their_own_bytes_alone() -> None:
+    config = _config(dtype="bf16")
+    plan = make_plan(config, 2, facts=None)
+    (kept, parameters, names, reported), *_ = run_ranks(_bytes, 2, config)
+    assert reported and names and all(name.endswith(("lora_a", "lora_b")) for name in names)
+    (table,) = tables(config, plan)
+    planned = kept_bytes(config, plan, table=table)
+    assert planned <= kept <= planned * 1.1, "padding of buckets"
+    trained = sum(spec.numel for spec in table if not spec.frozen)
+    assert plan.trained_parameters == trained < plan.num_parameters // 4
+    # In bf16, over two ranks: a gradient in fp32, and half of the main weight and two moments.
+    assert planned == 2 * sum(spec.numel for spec in table) + trained * (4 + 3 * 4 // 2)
+    sharded = replace(config, optimizer=OptimizerSection(lr=1e-2, sharding="parameters"))
+    (_, held, *_), *_ = run_ranks(_bytes, 2, sharded)
+    assert held == parameters // 2
+    full = replace(sharded, model=replace(config.model, lora=None))
+    assert in_use_bytes(sharded, table) < in_use_bytes(full, tables(full, make_plan(full, 2, facts=None))[0])
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"data": DataSection(blend="unused")}, "[model.lora] needs checkpoint.init_from"),
+        ({"optimizer": OptimizerSection(lr=1e-2, name="muon")}, 'optimizer.name="muon" does not support [model.lora]'),
+        ({"optimizer": OptimizerSection(lr=1e-2, embedding_lr=0.1)}, "[model.lora] freezes the embedding"),
+        ({"lora": LoRASection(rank=4, targets=("q", "q"))}, "model.lora.targets=['q', 'q'] lists one twice"),
+        ({"shape": "gpt2", "lora": LoRASection(rank=4, targets=("gate",))}, 'has no gate with model.activation="gelu"'),
+    ],
+)
+def test_what_adapters_lack_is_refused_by_name(sections: dict[str, Any], said: str) -> None:
+    (problem,) = check(_config(**sections), 1, facts=None)
+    assert said in problem

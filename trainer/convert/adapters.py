@@ -1,0 +1,309 @@
+"""Adapters beside the weights of another folder: merged on reading, and as folders of Hugging Face's peft.
+
+A checkpoint of a run with [model.lora] holds adapters alone; so does a folder of peft, adapter_config.json with
+adapter_model.safetensors. Both name the folder of the frozen weights, which a checkpoint also knows by a hash of their
+values. Opened, either is a model like any other: W + scale B A is computed in fp32 from what is read, and rounded by
+who writes it. From peft's settings that change more than this are refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from mdata import DamageError, UsageError
+from mdata.errors import few, wanted_by
+from mdata.util import atomic_io
+from trainer.checkpoint.location import location_of
+from trainer.checkpoint.tiling import Rectangle
+from trainer.config.sections import LoRASection, LoRATarget
+from trainer.convert.hf_config import to_hf
+from trainer.convert.hf_folder import SafetensorsSource
+from trainer.convert.links import Link, Linked, Source, TensorInfo, link
+from trainer.convert.model_folder import (
+    Adapter,
+    ModelFolder,
+    Report,
+    boxes,
+    check_tensors,
+    check_used,
+    no_run,
+    read_json,
+)
+from trainer.convert.safetensors_stream import write_safetensors
+from trainer.models.family import Form
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX, _KINDS = "base_model.model.", {"a": "lora_A", "b": "lora_B"}
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # settings of peft, with the values that we compute
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "use_dora": (False,),
+    "lora_bias": (False,),
+    "fan_in_fan_out": (False,),
+    "modules_to_save": ((), []),
+    "layers_to_transform": ((), []),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "trainable_token_indices": (),
+    "target_parameters": ((), []),
+    "layer_replication": (),
+}
+
+
+class Merged:
+    """The tensors of a model with those of its adapters added; they are in at least fp32.
+
+    Args:
+        base: the frozen weights. adapters: by names such as "weight/blocks.0.attention.q.lora_a". scale: their factor.
+    """
+
+    def __init__(self, base: Source, adapters: Source, *, scale: float) -> None:
+        self._base, self._adapters, self._scale = base, adapters, scale
+        self.tensors = {
+            name: info._replace(dtype=torch.promote_types(info.dtype, torch.float32)) if self._layer(name) else info
+            for name, info in base.tensors.items()
+            if name.startswith("weight/")
+        }
+
+    def read(self, name: str, box: Rectangle) -> Tensor:
+        """See `Source`."""
+        piece = self._base.read(name, box)
+        if not (layer := self._layer(name)):
+            return piece
+        (row, column), (rows, columns) = box
+        rank = self._adapters.tensors[f"{layer}.lora_a"].shape[0]
+        wide = self.tensors[name].dtype
+        a, b = (
+            self._adapters.read(f"{layer}.lora_{kind}", part).to(wide)
+            for kind, part in (("a", ((0, column), (rank, columns))), ("b", ((row, 0), (rows, rank))))
+        )
+        return torch.addmm(piece.to(wide), b, a, alpha=self._scale)
+
+    def _layer(self, name: str) -> str:
+        """The layer of a weight that has an adapter; "": it has none."""
+        layer = name.removesuffix(".weight")
+        return layer if f"{layer}.lora_a" in self._adapters.tensors else ""
+
+
+def weights_hash(model: ModelFolder) -> str:
+    """Of names, shapes, types and values of a model's weights, in whatever files they are."""
+    digest = blake3(max_threads=blake3.AUTO)
+    for name, info in sorted(model.source.tensors.items()):
+        if name.startswith("weight/"):
+            digest.update(f"{name} {list(info.shape)} {info.dtype}\n".encode())
+            for box in boxes(info, info.dtype):
+                digest.update(model.source.read(name, box).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def check_base(model: ModelFolder, actual: str, *, expected: str, where: str) -> None:
+    """Compare the hash of frozen weights with that of those beside which the adapters of a checkpoint were trained.
+
+    Raises:
+        UsageError: they differ. `where`: the checkpoint, for the message.
+    """
+    if actual != expected:
+        raise UsageError(
+            f"the adapters of {where} were trained beside other weights than those of {model.path}",
+            found=f"weights with the hash {actual[:16]}...",
+            expected=f"{expected[:16]}...",
+            fix="put the weights that the run began with back, or name one checkpoint of them in checkpoint.init_from",
+        )
+
+
+def with_base(model: ModelFolder, open_model: Callable[..., ModelFolder]) -> ModelFolder:
+    """A checkpoint of adapters with the weights that it names, merged; any other model as it is.
+
+    Args:
+        open_model: of convert.py, which calls this.
+    """
+    if (lora := model.config.model.lora) is None:
+        return model
+    named = model.config.checkpoint.init_from
+    if not named:
+        raise UsageError(
+            f"{model.path} holds adapters of a run without checkpoint.init_from, whose other weights were drawn",
+            fix="name the weights of a model in checkpoint.init_from, and train again",
+        )
+    try:
+        base = base_of(open_model(location_of(named)))
+    except UsageError as error:
+        raise wanted_by(f"{model.path} holds adapters for checkpoint.init_from = {named}", error) from error
+    check_base(base, weights_hash(base), expected=model.run.base, where=str(model.path))
+    merged = _merged(model, Adapter(base, model.source, lora))
+    return dataclasses.replace(merged, tokenizer=model.tokenizer or base.tokenizer)
+
+
+def base_of(model: ModelFolder) -> ModelFolder:
+    """The frozen weights of a folder with adapters; of others itself."""
+    return model if model.adapter is None else model.adapter.base
+
+
+def _merged(model: ModelFolder, adapter: Adapter) -> ModelFolder:
+    config = dataclasses.replace(model.config.model, lora=None, vocab_size=adapter.base.vocab_size)
+    return dataclasses.replace(
+        model,
+        config=dataclasses.replace(model.config, model=config),
+        source=Merged(adapter.base.source, adapter.source, scale=adapter.lora.scale),
+        adapter=adapter,
+    )
+
+
+def is_peft(path: Path) -> bool:
+    """Whether this is a folder of an adapter."""
+    return (path / CONFIG).is_file()
+
+
+def open_peft(path: Path, open_model: Callable[..., ModelFolder]) -> ModelFolder:
+    """An adapter that peft has written, merged with its weights.
+
+    Raises:
+        UsageError: settings that we lack, or no such weights. DamageError: tensors are missing or do not fit.
+    """
+    settings = read_json(path / CONFIG, subject="the adapter's settings")
+    _check_settings(path, settings)
+    named = settings.get("base_model_name_or_path")
+    if not isinstance(named, str) or not Path(named).is_dir():
+        raise UsageError(
+            f"the weights of the adapter {path} are not there",
+            found=f"base_model_name_or_path = {named!r}",
+            expected="a folder",
+            fix=f"download them, and write their folder into {path / CONFIG}",
+        )
+    base = base_of(open_model(Path(named)))
+    source = SafetensorsSource(path, dict.fromkeys(_stored_names(path), TENSORS))
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or alpha <= 0:
+        raise DamageError(
+            f"{path / CONFIG} is damaged", found=f"r = {rank!r}, lora_alpha = {alpha!r}", fix="restore it"
+        )
+    links = {
+        target: list(_links(base, rank, targets=(target,), model_type=_model_type(base)))
+        for target in get_args(LoRATarget)
+    }
+    targets = tuple(
+        target for target, those in links.items() if any(one.theirs.tensor in source.tensors for one in those)
+    )
+    used = [one for target in targets for one in links[target]]
+    check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in used}, where=path)
+    fix = "train adapters of the linear layers of attention and MLP alone"
+    check_used(source.tensors, {one.theirs.tensor for one in used}, where=path, fix=fix)
+    scaled = alpha * math.sqrt(rank) if settings.get("use_rslora") else float(alpha)
+    adapter = Adapter(base, Linked(source, used), LoRASection(rank=rank, alpha=scaled, targets=targets))
+    config = dataclasses.replace(base.config, model=dataclasses.replace(base.config.model, lora=None))
+    return _merged(dataclasses.replace(base, path=path, format="peft", config=config, run=no_run(config)), adapter)
+
+
+def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    refused = [
+        f"{name} = {settings[name]!r}"
+        for name, values in _NEUTRAL.items()
+        if settings.get(name) is not None and settings[name] not in values
+    ]
+    first = settings.get("init_lora_weights", True)
+    if isinstance(first, str) and first not in ("gaussian", "orthogonal"):  # others change the frozen weights
+        refused.append(f"init_lora_weights = {first!r}")
+    if refused:
+        raise UsageError(
+            f"{path} is an adapter with settings that mtrain lacks",
+            found=few(refused, 4),
+            fix="merge it with peft (merge_and_unload), and use the merged folder",
+        )
+
+
+def _stored_names(path: Path) -> list[str]:
+    """The tensors in the file of an adapter."""
+    from safetensors import SafetensorError, safe_open
+
+    if not (path / TENSORS).is_file():
+        raise UsageError(f"{path} has no {TENSORS}", fix="save the adapter as safetensors (peft: save_pretrained)")
+    try:
+        with safe_open(path / TENSORS, framework="pt") as file:
+            return sorted(file.keys())
+    except SafetensorError as error:
+        raise DamageError(f"{path / TENSORS} is damaged", found=str(error), fix="download the file again") from error
+
+
+def _model_type(base: ModelFolder, model_type: str = "") -> str:
+    kind: str = to_hf(base.config, base.vocab_size, model_type=model_type)["model_type"]
+    return kind
+
+
+def write_peft(target: Path, model: ModelFolder, *, dtype: torch.dtype, model_type: str, report: Report) -> None:
+    """Write a folder that peft loads beside the same weights; the folder is new or empty.
+
+    Raises:
+        UsageError: the source has no adapter, or the layers of transformers' model cannot have these.
+    """
+    if (adapter := model.adapter) is None:
+        raise UsageError(f"{model.path} holds no adapter", fix="--to hf writes all weights")
+    base, lora = adapter.base, adapter.lora
+    targets = {name.split(".")[-2] for name in adapter.source.tensors}
+    links = [
+        one.flipped() for one in _links(base, lora.rank, targets=targets, model_type=_model_type(base, model_type))
+    ]
+    theirs = Linked(adapter.source, links)
+    entries = {name: TensorInfo(info.shape, dtype) for name, info in sorted(theirs.tensors.items())}
+    target.mkdir(parents=True, exist_ok=True)
+    write_safetensors(target / TENSORS, entries, pieces=_pieces(theirs, entries, report))
+    layers = {name.removeprefix(_PREFIX).split(".lora_")[0].split(".")[-1]: None for name in entries}
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base.path),
+        "r": lora.rank,
+        "lora_alpha": lora.scale * lora.rank,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(layers),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    atomic_io.atomic_write(target / CONFIG, (json.dumps(settings, indent=2) + "\n").encode())
+
+
+def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Report) -> Iterator[Tensor]:
+    for name, info in entries.items():
+        piece = source.read(name, (tuple(0 for _ in info.shape), info.shape))
+        report(piece.numel() * info.dtype.itemsize)
+        yield piece
+
+
+def _links(base: ModelFolder, rank: int, *, targets: Collection[str], model_type: str) -> Iterator[Link]:
+    """Links between our adapters and peft's: A has the columns of the matrix, B has its rows.
+
+    Raises:
+        UsageError: a layer of transformers' model computes several matrices, or holds one transposed.
+    """
+    face = base.family.hugging_face
+    assert face is not None, "to_hf refuses other families"
+    for name, size in base.family.logical_shapes(base.shape).items():
+        layer, _, kind = name.rpartition(".")
+        if kind != "weight" or not name.startswith("blocks.") or layer.rpartition(".")[2] not in targets:
+            continue
+        forms: tuple[Form, ...] = face.forms(name, size, base.shape, model_type)
+        form = forms[0]
+        whole = len(forms) == 1 and not form.theirs_in and form.theirs.endswith(" column")
+        if not whole:
+            raise UsageError(
+                f"peft cannot have an adapter of {layer.rpartition('.')[2]} alone in a model of type {model_type}",
+                found=f"{name} in {form.tensor}",
+                expected="a layer of its own",
+                fix="--to hf writes the merged model",
+            )
+        theirs, lengths = f"{_PREFIX}{form.tensor.removesuffix('.weight')}", {**form.lengths, "rank": rank}
+        for letter, ours_dims, theirs_dims in (
+            ("a", "rank column", "rank column"),
+            ("b", form.ours.replace(" column", " rank"), form.theirs.replace(" column", " rank")),
+        ):
+            ours = (f"weight/{layer}.lora_{letter}", ours_dims)
+            yield link(ours, (f"{theirs}.{_KINDS[letter]}.weight", theirs_dims), lengths=lengths)
