@@ -2,7 +2,8 @@
 
 The format of SOURCE is detected from its files. TARGET is a new folder. No GPU is needed. Tensors are converted in
 pieces of 64 MiB, so memory does not grow with the model. At the end the logits of both are compared if each model fits
-into memory in fp32 (--no-check: not compared). The result is written to conversion.json in TARGET.
+into memory in fp32 (--no-check: not compared). The result is written to conversion.json in TARGET. Adapters (LoRA) are
+merged with their weights, or with --to peft written alone, as a folder of Hugging Face's peft.
 
 --push uploads TARGET to the Hugging Face hub, into a private repository; the same command continues an upload that was
 interrupted.
@@ -33,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("target", metavar="TARGET", help="the new folder")
     parser.add_argument(
-        "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank"), help="format of the target"
+        "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank", "peft"), help="format of the target"
     )
     parser.add_argument(
         "--checkpoint",

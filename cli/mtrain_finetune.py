@@ -3,8 +3,8 @@
 MODEL is a folder that `mtrain convert` reads: of Hugging Face, of a run, one checkpoint, or of Megatron-LM. DATA is the
 manifest of a corpus or blend, or jsonl (also compressed), which is tokenized in the run's folder by the model's own
 tokenizer: conversations where records have `messages` or `conversations`, texts where they have `text`. All weights are
-trained. Length, batch, learning rate and layout follow from model, data and GPUs; section.key=value sets any other key.
-The same command continues; so does `mtrain train FOLDER/run.toml`.
+trained, or with --lora adapters beside them. Length, batch, learning rate and layout follow from model, data and GPUs;
+section.key=value sets any other key. The same command continues; so does `mtrain train FOLDER/run.toml`.
 
 Examples:
   mtrain finetune models/Llama-3.2-1B chats.jsonl
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 CHAT_KEYS = ("messages", "conversations")
 EPOCHS = 2
 LR_SHARE = 0.1  # of the learning rate with which a model of this size is pretrained
+LORA_LR_SHARE = 1.0  # adapters want ten times the rate of all weights (Schulman et al. 2025, "LoRA Without Regret")
 BATCH_TOKENS = 262144  # 64 rows of 4,096 tokens (Touvron et al. 2023)
 LEAST_STEPS = 32  # of an epoch, where the data has as many rows
 USUAL_ROW, SHORTEST_ROW = 2048, 256  # tokens
@@ -71,6 +72,7 @@ def add_arguments(parser: Parser) -> None:
     add("data", metavar="DATA", help="manifest of a corpus or blend, or jsonl")
     add("overrides", nargs="*", default=[], metavar="section.key=value", help="other settings of the run")
     add = parser.add_argument_group("training").add_argument
+    add("--lora", type=int, metavar="RANK", help="train adapters of this rank, such as 16 (default: all weights)")
     add("--epochs", type=float, metavar="N", help=f"how often all rows are read, such as 0.5 (default: {EPOCHS})")
     add("--lr", type=float, metavar="RATE", help="largest learning rate (default: by the model's size)")
     add("--batch-tokens", metavar="N", help="tokens of a step, such as 256K (default: by the rows of an epoch)")
@@ -131,7 +133,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     _check_data(opened, model, arguments)
     settings: Tables = {
         "run": {"folder": str(folder)},
-        "model": model_keys(model),
+        "model": model_keys(model) | _lora_keys(model, arguments.lora),
         "data": {"blend": blend, **_kind(opened), **({"valid": [valid]} if valid else {})},
         "checkpoint": {"init_from": arguments.model},
     }
@@ -223,6 +225,15 @@ def model_keys(model: ModelFolder) -> dict[str, Any]:
             keys[field.name] = list(value) if isinstance(value, tuple) else value
     keys.pop("preset", None)  # its values are written out
     return keys | {"vocab_size": model.vocab_size, "max_position": _context(model)}
+
+
+def _lora_keys(model: ModelFolder, rank: int | None) -> dict[str, Any]:
+    """[model.lora], with the settings of the adapters that the folder holds; none to train all weights."""
+    if rank is None:
+        return {}
+    there = dataclasses.asdict(model.adapter.lora) if model.adapter is not None else {}
+    keys = {name: list(value) if isinstance(value, tuple) else value for name, value in there.items()}
+    return {"lora": {name: value for name, value in keys.items() if value not in (None, [])} | {"rank": rank}}
 
 
 def _context(model: ModelFolder) -> int:
@@ -467,7 +478,8 @@ def _draft(
         train["eval_interval"] = math.ceil(rows / batch)
     parameters = make_plan(parsed(_merged(tables, given) | {"mesh": {}}), 1, facts=data.facts).num_parameters
     recipe = min(RECIPES, key=lambda recipe: abs(math.log(parameters / recipe.parameters)))
-    tables["optimizer"]["lr"] = arguments.lr or float(f"{LR_SHARE * recipe.lr:.3g}")
+    share = LORA_LR_SHARE if "lora" in _merged(tables, given)["model"] else LR_SHARE
+    tables["optimizer"]["lr"] = arguments.lr or float(f"{share * recipe.lr:.3g}")
     return Draft(_merged(tables, given), gpus, data.facts)
 
 

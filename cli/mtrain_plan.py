@@ -111,6 +111,7 @@ def plan_rows(config: RunConfig, plan: Plan) -> list[tuple[str, int]]:
         ("key and value heads per rank", plan.kv_heads_per_rank),
         ("parameters", plan.num_parameters),
         *([("  active for a token", active)] if (active := plan.active_parameters) < plan.num_parameters else []),
+        *([("  trained", trained)] if (trained := plan.trained_parameters) < plan.num_parameters else []),
         ("  per rank, with padding", plan.parameters_per_rank),
         ("floating-point operations per token", plan.flops_per_token),
     ]
