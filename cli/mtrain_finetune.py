@@ -326,8 +326,9 @@ def _write_tokenizer(folder: Path, model: ModelFolder, tokenizer: TokenizerConfi
     from mdata.tokenizers.base.tokenizer_folder import write_folder
 
     files = dict(tokenizer.files)
+    path = model.adapter.base.path if model.adapter is not None and model.format == "peft" else model.path
     with os_errors_named("writing the tokenizer"):
-        template = model.path / TEMPLATE_FILE if isinstance(model.path, Path) else None
+        template = path / TEMPLATE_FILE if isinstance(path, Path) else None
         if template is not None and template.is_file() and "tokenizer.json" in files:
             settings = json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
             settings["chat_template"] = template.read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from cli import mtrain_finetune
 from cli.mtrain import main
@@ -15,6 +16,7 @@ from cli.mtrain_init import parsed
 from tests.helpers.runs import make_chat, write_jsonl
 from tests.trainer.convert.hf_models import save, save_tokenizer
 from trainer.config.parse import load_config
+from trainer.config.sections import LoRASection
 from trainer.convert.convert import open_model
 from trainer.convert.model_keys import effective
 from trainer.plan.devices import device_named
@@ -74,6 +76,32 @@ def test_conversations_are_trained_and_the_same_command_continues(
     assert finetune(*words, "optimizer.weight_decay=0") == 2
     error = capsys.readouterr().err
     assert "run.toml already exists, with other settings" in error and "mtrain train runs/tiny-chats/run.toml" in error
+
+
+def test_adapters_are_trained_and_go_on_from_a_folder_of_peft(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("chats.jsonl", "--lora", "4", "--epochs", "0.1", "--sequence-length", "64", "model.lora.alpha=12.0")
+    assert finetune("tiny", *words) == 0
+    run = here / "runs/tiny-chats"
+    config = load_config(run / "run.toml")
+    assert config.model.lora == LoRASection(rank=4, alpha=12.0) and config.optimizer.lr == 1e-3
+    assert "parameters (4,096 trained) in fp32" in capsys.readouterr().err
+    assert main(["convert", str(run), "adapter", "--to", "peft"]) == 0
+    trained, first, adapter = (Model.load(folder).logits([1, 2, 3]) for folder in (run, "tiny", "adapter"))
+    assert torch.equal(trained, adapter) and not torch.allclose(trained, first, atol=1e-4)
+
+    print_only = ("--print", "--quiet", "--json")
+    for words, lora, rate in (
+        (("--lora", "4"), {"rank": 4, "alpha": 12.0, "targets": ["q", "k", "v", "out", "gate", "up", "down"]}, 10),
+        ((), None, 1),
+    ):
+        capsys.readouterr()
+        assert finetune("adapter", "chats.jsonl", *words, *print_only) == 0
+        tables = json.loads(capsys.readouterr().out)["config"]
+        assert tables["model"].get("lora") == lora and tables["optimizer"]["lr"] == pytest.approx(rate * 1e-4)
+    template = json.loads((here / "runs/adapter-chats/data/tokenizer/tokenizer_config.json").read_text())
+    assert template["chat_template"] == TEMPLATE
+    assert finetune("adapter", "chats.jsonl", "--lora", "8") == 2
+    assert "holds adapters that differ from [model.lora]\n  found: rank 8" in capsys.readouterr().err
 
 
 def test_texts_are_packed_and_print_does_not_train(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,9 @@ train = {{ sequence_length = 32, global_batch = 4, micro_batch = 2, steps = 4, e
 optimizer = {{ lr = 1e-2, warmup_steps = 1 }}
 checkpoint = {{ interval = 1, keep = 1, keep_best = 1 }}
 """
+ADAPTERS = RUN.replace("num_heads = 4", "num_heads = 4, lora = {{ rank = 2 }}").replace(
+    "keep_best = 1", 'keep_best = 1, init_from = "{folder}/ended"'
+)
 
 
 class World:
@@ -43,6 +46,7 @@ class World:
         self.folder.mkdir()
         make_mix(self.folder, ["first", "second", "held"])
         (self.folder / "run.toml").write_text(RUN.format(folder=self.folder))
+        (self.folder / "adapters.toml").write_text(ADAPTERS.format(folder=self.folder))
         self.run("train", "run.toml", f"run.folder={self.folder}/ended")
         shutil.copytree(self.folder, self.pristine)
 
@@ -52,7 +56,8 @@ class World:
 
     def run(self, command: str, *words: str) -> None:
         """The command in this folder, which must end well."""
-        paths = [str(self.folder / word) if word in ("run.toml", "ended", "out") else word for word in words]
+        own = ("run.toml", "adapters.toml", "ended", "out")
+        paths = [str(self.folder / word) if word in own else word for word in words]
         assert run("mtrain", mtrain.COMMANDS, description="", argv=[command, *paths]) == 0
 
     def contents(self) -> dict[str, object]:
@@ -82,6 +87,7 @@ def world() -> Iterator[World]:
     "words",
     [
         ("train", "run.toml"),
+        pytest.param(("train", "adapters.toml"), marks=pytest.mark.soak),
         ("convert", "ended", "out", "--to", "hf"),
         ("convert", "ended", "out", "--to", "mtrain"),
         ("convert", "ended", "out", "--to", "torch_dist"),

@@ -126,6 +126,11 @@ def convert(source: Location, target: Path, *, options: ConvertOptions, progress
         progress.note(note)
     if model.tokenizer is None and options.to in ("hf", "mtrain"):
         progress.note(f"{source} has no tokenizer; for mtrain generate, convert with --tokenizer FOLDER")
+    if options.to == "peft" and model.adapter is not None and model.adapter.base.format != "hf":
+        progress.note(
+            f"peft cannot read {model.adapter.base.path}: convert it with --to hf, and write that folder into "
+            "base_model_name_or_path of adapter_config.json"
+        )
     dtype = DTYPES[options.dtype] if options.dtype else model.weights_dtype
     if options.to == "mtrain" or (options.to == "peft" and not options.dtype):
         dtype = torch.promote_types(dtype, torch.float32)
