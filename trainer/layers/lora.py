@@ -93,10 +93,17 @@ class _Adapted(torch.autograd.Function):
         (parts, scale), _, parallel, column = options
         whole_NI = parallel.gather(x_NI) if column else x_NI
         alone = column or parallel.tp.size == 1
-        y_NO = F.linear(whole_NI, weight_OI, bias_O if alone else None)
         u_NR = F.linear(whole_NI, a_RI).mul_(scale)
+        # The large product comes last: it adds to the small one as it writes, and rounds the sum once.
+        y_NO = whole_NI.new_empty(len(whole_NI), len(weight_OI))
+        first_O = bias_O if alone else None
+        begun = first_O is not None or len(b_PR) < len(weight_OI)
+        if begun:
+            y_NO.copy_(y_NO.new_zeros(()) if first_O is None else first_O)
         for outputs, rows, ranks in parts:
-            y_NO[:, outputs].addmm_(u_NR[:, ranks], b_PR[rows].t())
+            y_NP = y_NO[:, outputs]
+            torch.addmm(y_NP, u_NR[:, ranks], b_PR[rows].t(), beta=int(begun), out=y_NP)
+        y_NO.addmm_(whole_NI, weight_OI.t())
         ctx.save_for_backward(x_NI, weight_OI, a_RI, b_PR, u_NR)
         ctx.options, ctx.bias = options, bias_O is not None
         if alone:
@@ -116,7 +123,7 @@ class _Adapted(torch.autograd.Function):
         for outputs, rows, ranks in parts:
             torch.mm(dy_NO[:, outputs], b_PR[rows], out=du_NR[:, ranks])
         du_NR.mul_(scale)
-        dx_NI = (dy_NO @ weight_OI).addmm_(du_NR, a_RI)
+        dx_NI = (du_NR @ a_RI).addmm_(dy_NO, weight_OI)
         pending = parallel.start_reduce(dx_NI) if column else None
         if gathered is not None:
             x_NI = gathered.wait()
