@@ -33,6 +33,7 @@ from trainer.config.sections import (
     BertSamplesSection,
     BertSection,
     DataSection,
+    MambaSection,
     MeshSection,
     MLASection,
     ModelSection,
@@ -44,12 +45,15 @@ from trainer.config.sections import (
 )
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_names import StateDictLayout, megatron_links
+from trainer.layers.attention import Sequences
 from trainer.models.family import family_of
 from trainer.models.gpt.model import build_gpt
 from trainer.models.gpt.mtp import later_tokens
+from trainer.models.mamba.shape import allocated
 from trainer.models.stage import Microbatch
 from trainer.optim.schedules import rates
 from trainer.parallel.collectives import Group
+from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.params import Place
 from trainer.run.engine import Engine
 
@@ -263,6 +267,105 @@ def _later_logits(model: Any, batch: Microbatch) -> Iterator[Tensor]:
         yield logits_NV.view(*batch.tokens_BS.shape, -1)
 
 
+# ---- Mamba-2 and hybrids
+
+
+def mamba(reference: Reference) -> Iterator[Case]:
+    """A file of mamba/: logits, a mixer alone, gradients, initial values, 20 steps of layouts without a note."""
+    case = functools.partial(_case, "mamba", reference)
+    yield case("logits", functools.partial(_mamba_outputs, reference))
+    yield case("mixer", functools.partial(_mixer_alone, reference))
+    yield case("gradients", functools.partial(_gradients, reference, _mamba_config))
+    yield case("initial values", functools.partial(_mamba_initial, reference))
+    notes = {name: told.get("note", "") for name, told in reference.info["layouts"].items()}
+    for layout in ("one rank", *(name for name, note in notes.items() if not note)):
+        steps = functools.partial(_steps, reference, _mamba_config, "", ("megatron", 2), layout, beside=False)
+        yield case(layout, steps)  # no log has the balance of experts
+
+
+def patterns(path: Path) -> Iterator[Case]:
+    """Megatron's allocation of layers by ratios."""
+    for told in json.loads(path.read_text(encoding="utf-8")):
+        layers, wanted = told["layers"], told["pattern"]
+        found = allocated(layers, attention=told["attention_ratio"], mlp=told["mlp_ratio"])
+        difference = "" if found == wanted else f"{found} instead of {wanted}"
+        what = f"{path.stem} {layers}, {told['attention_ratio']:g}, {told['mlp_ratio']:g}"
+        yield Case("mamba", what, functools.partial(str, difference))
+
+
+def _mamba_config(reference: Reference, *, average: str, micro_batch: int, mesh: Mapping[str, Any]) -> RunConfig:
+    model, length = reference.model, reference.train["seq"]
+    config = _config(reference, average=average, micro_batch=micro_batch, mesh=mesh, length=length)
+    extra = dict(model["extra"])
+    del extra["is_hybrid_model"]
+    section = MambaSection(
+        pattern=model["pattern"],
+        num_heads=extra.pop("mamba_num_heads", None),
+        head_dim=extra.pop("mamba_head_dim"),
+        num_groups=extra.pop("mamba_num_groups"),
+        state_size=extra.pop("mamba_state_dim"),
+        chunk_size=8,
+    )
+    keys: dict[str, Any] = {"family": "mamba", "num_kv_heads": model["num_query_groups"], "mamba": section}
+    if extra:
+        plain = copy.copy(reference)
+        plain.model = {**model, "extra": extra}
+        moe = families_moe.config_of(plain, average=average, micro_batch=micro_batch, mesh=mesh).model.moe
+        keys["moe"] = moe
+    return replace(config, model=replace(config.model, **keys))
+
+
+def _mamba_outputs(reference: Reference) -> str:
+    """Logits of the first microbatch, and losses of all tokens."""
+    model, out = _model(reference, _mamba_config), reference.part("out/")
+    batch = _decoder_batch(reference, 0)
+    with torch.no_grad():
+        if bad := _far(model.whole_logits(rows_of(batch, slice(0, 2))), out["logits_microbatch0"], LOGITS):
+            return f"logits: {bad}"
+        _, losses_N = model((), batch)
+    counted = out["per_token_loss"] * batch.loss_mask_BS
+    return f"losses of tokens: {bad}" if (bad := _far(losses_N.view(counted.shape), counted, LOGITS)) else ""
+
+
+def _mixer_alone(reference: Reference) -> str:
+    """One mixer in fp64: what it gives, and every gradient."""
+    model, number = _model(reference, _mamba_config), reference.info["mamba"]["mixer_layer"]
+    mixer, told = model.blocks[str(number)].mixer.double(), reference.part("mixer/")
+    u_BSD, wanted = told["u"].double().requires_grad_(), told["y"]
+    y_ND = mixer(u_BSD.flatten(0, 1), Sequences(*u_BSD.shape[:2], None))
+    y_ND.backward(told["dy"].double().flatten(0, 1))
+    if bad := _far(y_ND.detach().view(wanted.shape).float(), wanted, LOGITS / 10):
+        return f"y: {bad}"
+    found = {f"grad.{name}": parameter.grad for name, parameter in mixer.named_parameters()} | {"grad.u": u_BSD.grad}
+    asked = {name: x for name, x in told.items() if name.startswith("grad.")}
+    if found.keys() != asked.keys():
+        return f"gradients of other tensors: {sorted(found.keys() ^ asked.keys())}"
+    limits = ((name, LOGITS / 10 * max(1.0, float(x.abs().max()))) for name, x in asked.items())
+    differences = ((name, _far(found[name].float(), asked[name], limit)) for name, limit in limits)
+    return next((f"{name}: {bad}" for name, bad in differences if bad), "")
+
+
+def _mamba_initial(reference: Reference) -> str:
+    """Shapes, ends and spread of a fresh initialization; the draws are others."""
+    config = _mamba_config(reference, average="token", micro_batch=8, mesh={})
+    family, whole = family_of(config), dict[str, Tensor]()
+    for spec in family.parameters(family.shape(config, reference.model["vocab_size"]), Place()):
+        flat = torch.empty(spec.numel, dtype=torch.float64)
+        initialize_([ElementRange(spec, 0, spec.numel, flat)], seed=1)
+        for piece in spec.pieces:
+            box = tuple(slice(first, first + count) for first, count in zip(piece.start, piece.size, strict=True))
+            values = flat[piece.offset : piece.offset + int(np.prod(piece.size))]
+            whole.setdefault(piece.name, torch.empty(piece.shape, dtype=flat.dtype))[box] = values.view(piece.size)
+    found = _theirs(config, whole)
+    for name, told in reference.info["init_statistics"].items():
+        if list(found[name].shape) != told["shape"]:
+            return f"{name}: shape {list(found[name].shape)} instead of {told['shape']}"
+        spread, error = float(found[name].std(correction=0)), 4 * max(told["std"], 1e-9) / found[name].numel() ** 0.5
+        if abs(float(found[name].mean()) - told["mean"]) > 2 * error or abs(spread - told["std"]) > 2 * error:
+            return f"{name}: mean {float(found[name].mean()):g}, std {spread:g} instead of {told}"
+    return ""
+
+
 # ---- what models of all kinds have
 
 
@@ -445,8 +548,13 @@ def _rank_steps(context: RankContext, path: Path, config: RunConfig) -> list[tup
     return out
 
 
-def _steps(reference: Reference, configure: Configure, log: str, mode: tuple[str, int], layout: str) -> str:
-    """Twenty steps against a log; "": the only one. `mode`: train.loss_average, and rows of a microbatch."""
+def _steps(
+    reference: Reference, configure: Configure, log: str, mode: tuple[str, int], layout: str, *, beside: bool = True
+) -> str:
+    """Twenty steps against a log; "": the only one. `mode`: train.loss_average, and rows of a microbatch.
+
+    `beside`: whether it has the losses beside that of labels.
+    """
     if layout not in LAYOUTS and layout != "one rank":
         return f"unknown layout {layout}"
     ranks, mesh = LAYOUTS.get(layout, (1, {}))
@@ -465,7 +573,7 @@ def _steps(reference: Reference, configure: Configure, log: str, mode: tuple[str
         if abs(norm / told["grad_norm"] - 1) > NORM:
             return f"{where}: norm {norm} instead of {told['grad_norm']}"
         pairs = [told["sop"]] if told.get("sop") else told.get("mtp_mean_of_microbatch_means") or []
-        if len(named) != len(pairs) or any(abs(a - b) > LOSS for a, b in zip(named, pairs, strict=True)):
+        if beside and (len(named) != len(pairs) or any(abs(a - b) > LOSS for a, b in zip(named, pairs, strict=True))):
             return f"{where}: losses beside {named} instead of {pairs}"
     return ""
 
@@ -502,9 +610,11 @@ def _gpt(reference: Reference) -> str:
 
 BATCHES: Mapping[str, Callable[[Reference, int | None], Microbatch]] = {"bert": _bert_batch, "llama": _decoder_batch}
 # Kinds of oracle/families, and of the variants of oracle/model.
-COMPARED: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert, "t5": t5, "moe": moe, "mla_mtp": mla_mtp}
+COMPARED: Mapping[str, Callable[[Reference], Iterator[Case]]] = {
+    "bert": bert, "t5": t5, "moe": moe, "mla_mtp": mla_mtp, "mamba": mamba,
+}  # fmt: skip
 VARIANTS: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert_variant, "t5": t5, "gpt": gpt_variant}
-LATER: Mapping[str, int] = {"mamba": 23, "llava": 25, "retro": 25}
+LATER: Mapping[str, int] = {"llava": 25, "retro": 25}
 KINDS = ("gpt", "bert", "t5", "moe", "mla_mtp", "mamba", "llava", "retro")
 
 
@@ -515,6 +625,8 @@ def cases_of(root: Path) -> Iterator[Case]:
             continue  # of oracle/model: other programs compare it
         for path in sorted(folder.glob("*.safetensors")):
             yield from _cases(path, variant=folder.name == "variants")
+        for path in sorted(folder.glob("hybrid_patterns.json")):
+            yield from patterns(path)
 
 
 def _cases(path: Path, *, variant: bool) -> Iterator[Case]:

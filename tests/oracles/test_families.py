@@ -43,6 +43,20 @@ def test_latent_attention_and_later_tokens_of_megatron_are_equal(oracles: Path) 
     assert equal, reasons
 
 
+def test_mixers_logits_and_patterns_of_megatron_are_equal(oracles: Path) -> None:
+    cases = [case for case in cases_of(oracles / "oracle/families") if case.kind == "mamba"]
+    at_once = {case.name: case.compare for case in cases if case.name.endswith((" logits", " mixer"))}
+    at_once |= {case.name: case.compare for case in cases if case.name.startswith("hybrid_patterns")}
+    assert len(at_once) >= 19
+    assert not [name for name, compare_case in at_once.items() if compare_case()]
+
+
+@pytest.mark.soak
+def test_mamba_and_hybrids_of_megatron_are_equal(oracles: Path) -> None:
+    equal, _, reasons = run(oracles / "oracle/families", "mamba")
+    assert equal, reasons
+
+
 @pytest.mark.soak
 def test_decoders_of_megatron_are_equal(oracles: Path) -> None:
     equal, _, reasons = run(oracles / "oracle/model", "gpt")
@@ -68,8 +82,8 @@ def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.Cap
     assert run(tmp_path) == (False, ["0 of 0 cases equal"], []), "an empty folder"
     (tmp_path / "bert_t5").mkdir()
     (tmp_path / "new").mkdir()
-    (tmp_path / "mamba").mkdir()
-    for name in ("bert_t5/bert_a", "new/b", "mamba/c"):
+    (tmp_path / "llava").mkdir()
+    for name in ("bert_t5/bert_a", "new/b", "llava/c"):
         save_file({"weights/a": torch.ones(1)}, tmp_path / f"{name}.safetensors")
     (tmp_path / "bert_t5/bert_b.safetensors").write_bytes(b"nothing")
     (tmp_path / "bert_t5/bert_b.json").write_text('{"model": {}}')
@@ -77,7 +91,7 @@ def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.Cap
     assert not equal
     assert lines == [
         "bert: 0 of 2 cases equal",
-        "waiting: mamba (part 23), 1 cases",
+        "waiting: llava (part 25), 1 cases",
         "new: 0 of 1 cases equal",
         "0 of 3 cases equal",
     ]

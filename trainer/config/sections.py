@@ -110,7 +110,7 @@ Preset = Literal[
     "mt5-xl",
     "megatron-t5-220m",
 ]  # those of presets.py
-FamilyName = Literal["gpt", "gpt_neox", "bert", "t5"]  # each a room, trainer/models/NAME/
+FamilyName = Literal["gpt", "gpt_neox", "bert", "t5", "mamba"]  # each a room, trainer/models/NAME/
 DataKind = Literal["gpt", "document", "packed", "chat", "fim", "bert", "t5"]
 TEXT_KINDS: tuple[DataKind, ...] = ("gpt", "document", "packed", "chat", "fim")  # whose labels are the next tokens
 Positive = Annotated[int, Range(1)]
@@ -272,12 +272,36 @@ class LoRASection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MambaSection:
+    """Further keys of [model] for family mamba, where each layer is a Mamba-2 mixer, attention, an MLP or experts."""
+
+    pattern: str | None = (
+        None  # a letter for each layer: M a mixer, * attention, - an MLP, E experts; not set: derived from the ratios
+    )
+    attention_ratio: Share = 0.0  # share of layers that are attention, evenly between mixers, as Megatron places them
+    mlp_ratio: Share = 0.0  # share of layers that are MLPs
+    num_heads: Positive | None = None  # heads of a mixer; not set: derived from 2 x hidden_size / head_dim
+    head_dim: Positive = 64  # features of a head
+    num_groups: Positive = 8  # groups of heads that share B and C
+    state_size: Positive = 128  # numbers that a head remembers for each of its features
+    conv_kernel: Annotated[int, Range(2)] = 4  # tokens of the convolution's window
+    chunk_size: Positive = 128  # tokens that are computed at a time; changes nothing but rounding
+    norm_epsilon: Small = 1e-5  # added to the variance in the norm behind the gate
+    dt_min: Small = 1e-3  # smallest step of a token at the start of training
+    dt_max: PositiveAmount = 0.1  # largest step at the start
+    dt_floor: Amount = 1e-4  # no step is smaller at the start
+    dt_limit_min: Amount = 0.0  # steps are never smaller
+    dt_limit_max: PositiveAmount | None = None  # steps are never larger; not set: no limit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
     family: FamilyName = (
         "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama; gpt_neox: the same with a parallel residual;
-        # bert: an encoder that predicts masked tokens; t5: encoder and decoder
+        # bert: an encoder that predicts masked tokens; t5: encoder and decoder; mamba: Mamba-2, and hybrids of it with
+        # attention
     )
     preset: Preset | None = (
         None  # a published model, such as llama2-7b, whose values are used for keys that are not set
@@ -365,6 +389,7 @@ class ModelSection:
     gpt_neox: GPTNeoXSection | None = None
     bert: BertSection | None = None
     t5: T5Section | None = None
+    mamba: MambaSection | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

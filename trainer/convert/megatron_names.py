@@ -288,7 +288,8 @@ def _cut(ours: str, form: Form, *, place: LayerPlace | None, layout: StateDictLa
         at = "" if layout.stacked else f"{place.number}."
         theirs = f"{layout.prefix}{place.stack}.layers.{at}{name}"
     elif form.tensor.startswith("decoder."):  # the last norm
-        theirs = f"{layout.prefix}{_stack(layout)}{form.tensor.removeprefix('decoder')}"
+        own = layout.family.megatron.last_norm if layout.written and layout.family.megatron else "final_layernorm"
+        theirs = f"{layout.prefix}{_stack(layout)}.{own}{form.tensor.removeprefix('decoder.final_layernorm')}"
     if place is not None and layout.stacked:
         dims = f"layer {dims}"
         theirs_in["layer"] = (place.number, place.num_layers)
@@ -299,5 +300,6 @@ def _cut(ours: str, form: Form, *, place: LayerPlace | None, layout: StateDictLa
         first = min(layout.tp_rank * part, whole)
         lengths[form.cut] = min(first + part, whole) - first
         ours_in[form.cut] = (first, whole)
-        theirs_in[form.cut] = (0, part)
+        before, extent = form.theirs_in.get(form.cut, (0, part * layout.tp_size))  # each part is cut by itself
+        theirs_in[form.cut] = (before // layout.tp_size, extent // layout.tp_size)
     return link((ours, form.ours), (theirs, dims), lengths=lengths, ours_in=ours_in, theirs_in=theirs_in)

@@ -31,6 +31,7 @@ from trainer.kernels import (
     library,
     paged_attention,
     plain,
+    scan,
     transformer_engine,
 )
 from trainer.kernels.self_test import differences, float8_differences, float8_rows_differences
@@ -74,6 +75,8 @@ class Kernels:
     sum_slots: Kernel = plain.sum_slots
     grouped_product: Kernel = plain.grouped_product
     add_grouped_product: Kernel = plain.add_grouped_product
+    causal_conv: Kernel = scan.causal_conv
+    chunk_scan: Kernel = scan.chunk_scan
 
 
 PLAIN = Kernels()
@@ -126,6 +129,8 @@ NOT_COMPILED = (
     "add_product",
     "grouped_product",
     "add_grouped_product",
+    "causal_conv",
+    "chunk_scan",
 )
 # Computed from the stored sum; otherwise the first pass would normalize the sum before it was rounded.
 ROUNDED = ("rms_norm", "layer_norm")

@@ -23,7 +23,7 @@ from trainer.layers.context_rows import ContextRows, gather_keys
 from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
 from trainer.layers.norm import HeadsNorm, Norm
-from trainer.layers.paged import PagedStep, Pages, attend_pages
+from trainer.layers.paged import PagedStep, Pages, RowStates, attend_pages
 from trainer.layers.rope import Rotation, Rotations, rotate, split_heads
 from trainer.layers.shapes import AttentionShape
 from trainer.parallel.collectives import Group
@@ -110,7 +110,7 @@ class Sequences:
         samples_B: int64[B], global sample numbers; None: nothing is dropped.
         context: if rows are divided over ranks; documents are then those of whole rows. None: rows are whole.
         packed: which of the rows' tokens there are; None: all.
-        step: a step of generation: the tokens are new ones of rows in pages. pages: those of this block.
+        step: a step of generation: the tokens are new ones of rows in pages. pages, states: those of this block.
         lengths_B: int32[B], real tokens of each row; the rest is padding, to which nothing attends. None: all are real.
         bias_HST: what relative positions add to the scores of this rank's heads; None: nothing. far_HD: the same in a
             step of generation; mask_BHST: what kernels read in its place; see `ScoreTensors`.
@@ -124,6 +124,7 @@ class Sequences:
     context: ContextRows | None = None
     step: PagedStep | None = None
     pages: Pages | None = None
+    states: RowStates | None = None
     lengths_B: Tensor | None = None
     bias_HST: Tensor | None = None
     far_HD: Tensor | None = None
@@ -132,7 +133,9 @@ class Sequences:
 
     def of_block(self, number: int) -> Sequences:
         """As the attention of a block sees them."""
-        return self if self.step is None else replace(self, pages=self.step.pages[number])
+        if self.step is None:
+            return self
+        return replace(self, pages=self.step.pages.get(number), states=self.step.states.get(number))
 
     @property
     def row_length(self) -> int:

@@ -11,7 +11,7 @@ heads, K head width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -100,17 +100,37 @@ class ReadRows:
 
 
 @dataclass(frozen=True, slots=True)
+class RowStates:
+    """What one block keeps of each row, whatever its length.
+
+    Args:
+        tensors: name -> [slots + 1, ...]; padded rows of a step have the last slot.
+        slot_B: int64, the slot of each row of this step.
+        counts, starts: of a prefill, on the host: new tokens of each row, and the tokens that it has already, without
+            which its state is not read; empty: one token of each.
+    """
+
+    tensors: Mapping[str, Tensor]
+    slot_B: Tensor
+    counts: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PagedStep:
     """A step of generation, for all blocks of a stage.
 
     Args:
-        pages: of each block, by its number in the model. longest: the model's context, for tables of positions.
+        pages: of each block that keeps tokens, by its number in the model. longest: the model's context, for tables of
+            positions.
         read: of the encoder; None: the model has none.
+        states: of each block that keeps states of rows.
     """
 
     pages: Mapping[int, Pages]
     longest: int
     read: ReadRows | None = None
+    states: Mapping[int, RowStates] = field(default_factory=dict)
 
 
 def attend_pages(

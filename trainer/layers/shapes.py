@@ -198,3 +198,45 @@ class MoEShape:
         if self.layers:
             return number < len(self.layers) and bool(self.layers[number])
         return number % self.interval == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixerShape:
+    """A Mamba-2 mixer: keys of [model.mamba], see there.
+
+    Args:
+        width: D. num_heads, head_dim: H heads of P features. num_groups: G, each of H / G heads that share B and C.
+        state_size: N of a head. conv_kernel: tokens of the convolution's window.
+        norm_epsilon: of the norm behind the gate.
+        dt_limit: smallest and largest step of a token; (0, inf): none.
+    """
+
+    width: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    conv_kernel: int = 4
+    chunk_size: int = 128
+    norm_epsilon: float = 1e-5
+    dt_limit: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def inner(self) -> int:
+        """Features of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def of_groups(self) -> int:
+        """Features of B, and of C."""
+        return self.num_groups * self.state_size
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.inner + 2 * self.of_groups
+
+    @property
+    def projected(self) -> int:
+        """Rows of the first projection: z, x, B, C and the steps."""
+        return self.inner + self.convolved + self.num_heads

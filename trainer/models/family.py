@@ -89,6 +89,7 @@ class DecodeState:
         divided: whether tensor parallelism divides the first dim, as it does heads; a rank of more ranks than there
             are heads holds a copy of one. False: each rank has all of it.
         of_encoder: the same of a token of the encoder, for models that have one; its tokens are read once for a row.
+        wide: names of tensors that are in at least fp32; the others have the dtype of the weights.
         restart: a row with more tokens than this keeps other numbers of all of them (longrope turns them otherwise),
             so it is computed anew, from position `restart` of the tables on; None: never.
     """
@@ -97,6 +98,7 @@ class DecodeState:
     per: Literal["token", "row"] = "token"
     last: int | None = None
     divided: bool = True
+    wide: tuple[str, ...] = ()
     restart: int | None = None
     of_encoder: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -199,6 +201,7 @@ class Megatron:
         place: (shape of the model, block) -> its layer, if there are two stacks; None: one.
         aliases: names of tensors -> names under which its modules hold the same ones again. Its optimizer has the state
             of such a tensor under the second name, and its loader wants the tensor under both.
+        last_norm: the name of its last norm in the stack.
     """
 
     arguments: Callable[[Json], dict[str, Any]]
@@ -206,6 +209,7 @@ class Megatron:
     stack: Literal["decoder", "encoder"] = "decoder"
     place: Callable[[Any, int], LayerPlace] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    last_norm: str = "final_layernorm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

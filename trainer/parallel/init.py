@@ -1,10 +1,10 @@
 """Initial values of the parameters: element = f(seed, logical name, flat index in the logical tensor).
 
 Counter-based (Philox4x64-10, Salmon et al. 2011, as numpy implements it), one 64-bit draw per element, converted to a
-normal number by the inverse of its distribution function in fp64. So every layout starts from the same numbers, and a
-rank computes only the elements it owns, on all of its own cores. Always computed on the CPU, so that the device does
-not matter either. Construction version 1: key = derive_key("mtrain init v1", seed, name); element i takes 64-bit output
-i.
+normal number by the inverse of its distribution function in fp64, or as its `Spread` says. So every layout starts from
+the same numbers, and a rank computes only the elements it owns, on all of its own cores. Always computed on the CPU, so
+that the device does not matter either. Construction version 1: key = derive_key("mtrain init v1", seed, name); element
+i takes 64-bit output i.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mdata.util.random_keys import derive_key
-from trainer.parallel.params import ParamSpec, Slice, rectangles, slices
+from trainer.parallel.params import ParamSpec, Slice, Spread, rectangles, slices
 
 _BLOCK = 4  # 64-bit outputs of one Philox counter
 _CHUNK_ELEMENTS = 1 << 20  # bounds the fp64 scratch of a thread to some tens of MB
@@ -51,8 +51,8 @@ def initialize_(runs: Iterable[ElementRange], *, seed: int, threads: int = 1) ->
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     pending: deque[tuple[Tensor, Future[Tensor]]] = deque()
     try:
-        for target, part, std in _parts(runs):
-            pending.append((target, pool.submit(_draw, seed, part, std)))
+        for target, part, values in _parts(runs):
+            pending.append((target, pool.submit(_draw, seed, part, values)))
             if len(pending) > 2 * threads:
                 _finish(*pending.popleft())
         while pending:
@@ -66,13 +66,13 @@ def _finish(target: Tensor, drawn: Future[Tensor]) -> None:
     target.copy_(drawn.result())
 
 
-def _parts(runs: Iterable[ElementRange]) -> Iterator[tuple[Tensor, Slice, float]]:
-    """Set constants and padding; yield (target, rectangle of some elements, std) for the elements to draw."""
+def _parts(runs: Iterable[ElementRange]) -> Iterator[tuple[Tensor, Slice, float | Spread]]:
+    """Set constants and padding; yield (target, rectangle, std or spread) for the elements to draw."""
     for spec, first, stop, target in runs:
         target.zero_()
         for rectangle in slices(spec, first=first, stop=stop):
             where = target[rectangle.flat - first : rectangle.flat - first + math.prod(rectangle.size)]
-            if spec.std == 0.0:
+            if spec.std == 0.0 and spec.spread is None:
                 where.fill_(spec.fill)
                 continue
             for low in range(0, len(where), _CHUNK_ELEMENTS):
@@ -80,12 +80,14 @@ def _parts(runs: Iterable[ElementRange]) -> Iterator[tuple[Tensor, Slice, float]
                 for start, size, flat in rectangles(rectangle.size, low, high=high):
                     at = tuple(a + b for a, b in zip(rectangle.start, start, strict=True))
                     part = Slice(name=rectangle.name, shape=rectangle.shape, start=at, size=size, flat=flat)
-                    yield where[flat : flat + math.prod(size)], part, spec.std * rectangle.std_factor
+                    values = spec.spread or spec.std * rectangle.std_factor
+                    yield where[flat : flat + math.prod(size)], part, values
 
 
-def _draw(seed: int, part: Slice, std: float) -> Tensor:
-    """The first values of a rectangle, flat."""
-    return _to_normal(np.concatenate([run.reshape(-1) for run in _uniform_rows(seed, part)])) * std
+def _draw(seed: int, part: Slice, values: float | Spread) -> Tensor:
+    """The first values of a rectangle, flat; a number is the standard deviation of normal ones."""
+    uniform = np.concatenate([run.reshape(-1) for run in _uniform_rows(seed, part)])
+    return _to_normal(uniform) * values if isinstance(values, float) else _to_spread(uniform, values)
 
 
 def _uniform_rows(seed: int, part: Slice) -> Iterator[np.ndarray]:
@@ -124,3 +126,13 @@ def _uniform(seed: int, name: str, first: int, count: int) -> np.ndarray:
 
 def _to_normal(uniform: np.ndarray) -> Tensor:
     return torch.special.ndtri(torch.from_numpy(uniform))
+
+
+def _to_spread(uniform: np.ndarray, spread: Spread) -> Tensor:
+    values = torch.from_numpy(spread.low + (spread.high - spread.low) * uniform)
+    if spread.value == "log":
+        return values.log()
+    if spread.value == "softplus_inverse":
+        values = values.exp().clamp(min=spread.least)
+        return values + torch.log(-torch.expm1(-values))
+    return values

@@ -95,6 +95,20 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Initial values that are not normal numbers: of a uniform u in [low, high).
+
+    Args:
+        value: u; "log": ln u; "softplus_inverse": x of softplus(x) = max(exp(u), least).
+    """
+
+    low: float
+    high: float
+    value: Literal["uniform", "log", "softplus_inverse"] = "uniform"
+    least: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec:
     """One local parameter of one rank.
 
@@ -102,8 +116,8 @@ class ParamSpec:
         name: its path in the module tree.
         shape: its local shape, with padding.
         pieces: of which it consists.
-        std: standard deviation of its initial values; 0 with fill.
-        fill: its initial constant if std is 0.
+        std: standard deviation of its initial values; 0 with fill or spread.
+        fill: its initial constant if std is 0. spread: its initial values instead; None: normal or constant ones.
         decay: whether weight decay applies.
         matrix: whether its pieces are matrices of a block, or have one for each index of their leading dims, whose
             updates Muon orthogonalizes.
@@ -124,6 +138,7 @@ class ParamSpec:
     pieces: tuple[Piece, ...]
     std: float
     fill: float = 0.0
+    spread: Spread | None = None
     decay: bool
     matrix: bool = False
     vocabulary: bool = False

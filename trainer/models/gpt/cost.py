@@ -273,11 +273,17 @@ def active_parameters(shape: GPTShape) -> int:
     """Elements of all logical tensors without the experts that do not compute a token."""
     if shape.moe is None:
         return num_parameters(shape)
+    idle = (shape.moe.num_experts - shape.moe.top_k) * expert_elements(shape)
+    return num_parameters(shape) - len(blocks_with_experts(shape, further=True)) * idle
+
+
+def expert_elements(shape: GPTShape) -> int:
+    """Elements of one expert."""
+    assert shape.moe is not None, "the model has experts"
     each = round(_matrices(shape, shape.moe.ffn_hidden_size))
     if shape.bias is True:
         each += shape.moe.ffn_hidden_size * (2 if shape.gated else 1) + shape.hidden_size
-    idle = (shape.moe.num_experts - shape.moe.top_k) * each
-    return num_parameters(shape) - len(blocks_with_experts(shape, further=True)) * idle
+    return each
 
 
 def _attended(window: int, length: int) -> int:

@@ -82,6 +82,7 @@ class Block(nn.Module):
         number: in the whole model, from 0. like: the block whose kind it has; None: its own number.
         groups: the ranks along each axis. exchanges, expert_buffer: see `Dispatch`.
         selective: outputs of norms and of the nonlinearity are computed again in backward.
+        parts: what it has, of the two.
     """
 
     attention_shape: Callable[[Any, int], AttentionShape] = staticmethod(attention_shape)
@@ -99,34 +100,38 @@ class Block(nn.Module):
         like: int | None = None,
         exchanges: bool = False,
         expert_buffer: float = 0.0,
+        parts: tuple[str, ...] = ("attention", "mlp"),
     ) -> None:
         super().__init__()
         of_kind = number if like is None else like
         site = functools.partial(Dropout, seed=seed, layer=number + 1, kernels=kernels)
         weights = site(shape.scores.dropout, site="weights") if shape.scores.dropout else None
         enters, leaves = shape.block_norm != "output", shape.block_norm != "input"
-        self.attention_norm = make_norm(shape, kernels) if enters else None
-        attention = LatentAttention if shape.mla else Attention
-        self.attention = attention(self.attention_shape(shape, of_kind), parallel, kernels=kernels, dropout=weights)
-        self.attention_out_norm = make_norm(shape, kernels) if leaves else None
-        self.mlp_norm = make_norm(shape, kernels) if enters else None
         self.number, self.moe = number, shape.moe
-        if self.moe is not None and self.moe.has_experts(of_kind):
-            self.mlp: MLP | MoE = MoE(
-                self.moe,
-                expert_shape(shape),
-                parallel,
-                kernels=kernels,
-                groups=groups,
-                exchanges=exchanges,
-                expert_buffer=expert_buffer,
-            )
-        else:
-            self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
-        self.mlp_out_norm = make_norm(shape, kernels) if leaves else None
         self.selective, self.multiplier = selective, shape.residual_multiplier
-        self.drop_attention = site(shape.hidden_dropout, site="attention")
-        self.drop_mlp = site(shape.hidden_dropout, site="mlp")
+        if "attention" in parts:
+            self.attention_norm = make_norm(shape, kernels) if enters else None
+            attention = LatentAttention if shape.mla else Attention
+            of_attention = self.attention_shape(shape, of_kind)
+            self.attention = attention(of_attention, parallel, kernels=kernels, dropout=weights)
+            self.attention_out_norm = make_norm(shape, kernels) if leaves else None
+            self.drop_attention = site(shape.hidden_dropout, site="attention")
+        if "mlp" in parts:
+            self.mlp_norm = make_norm(shape, kernels) if enters else None
+            if self.moe is not None and self.moe.has_experts(of_kind):
+                self.mlp: MLP | MoE = MoE(
+                    self.moe,
+                    expert_shape(shape),
+                    parallel,
+                    kernels=kernels,
+                    groups=groups,
+                    exchanges=exchanges,
+                    expert_buffer=expert_buffer,
+                )
+            else:
+                self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
+            self.mlp_out_norm = make_norm(shape, kernels) if leaves else None
+            self.drop_mlp = site(shape.hidden_dropout, site="mlp")
 
     def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         x_ND, branch_ND = self.attend(x_ND, branch_ND, context)

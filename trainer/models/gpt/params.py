@@ -9,7 +9,7 @@ tensors in one local parameter, so that a layer is one matrix product. Pure, no 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trainer.layers.shapes import LatentShape
 from trainer.models.gpt.shape import GPTShape, mtp_kind
@@ -18,9 +18,26 @@ from trainer.parallel.params import ParamSpec, Piece, Place, ShardAxis, num_elem
 
 def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     """Every parameter of the rank at a place, in the order of the module tree."""
+
+    def add_block(table: Table, number: int, residual_std: float) -> None:
+        has_experts = shape.moe is not None and shape.moe.has_experts(number)
+        table.attention_and_mlp(f"blocks.{number}", shape, residual_std=residual_std, experts=has_experts)
+
+    return stage_table(shape, place, add_block)
+
+
+def stage_table(
+    shape: GPTShape, place: Place, add_block: Callable[[Table, int, float], None], *, terms: int = 2
+) -> tuple[ParamSpec, ...]:
+    """The same of a model with other blocks.
+
+    Args:
+        add_block: appends the parameters of one: (table, number, std of what adds to the residual stream).
+        terms: that each block adds to it.
+    """
     width, std = shape.hidden_size, shape.init_std
-    # Each block adds two terms to the residual stream: keep its variance (GPT-2, Radford et al. 2019).
-    residual_std = std / (2 * max(1, shape.num_layers)) ** 0.5  # without layers: only counted, never drawn
+    # Keep the variance of the residual stream (GPT-2, Radford et al. 2019).
+    residual_std = std / (terms * max(1, shape.num_layers)) ** 0.5  # without layers: only counted, never drawn
     table = Table(place)
     if place.is_first or (place.is_last and shape.embeds_last):
         apart = place.num_stages > 1 and place.ends_apart
@@ -33,8 +50,7 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
     for i in place.blocks(shape.num_layers):
         table.block = i + 1
-        has_experts = shape.moe is not None and shape.moe.has_experts(i)
-        table.attention_and_mlp(f"blocks.{i}", shape, residual_std=residual_std, experts=has_experts)
+        add_block(table, i, residual_std)
     table.block = shape.num_layers + 1
     if place.is_last:
         table.norm("final_norm", shape)
@@ -85,6 +101,11 @@ class Table:
 
     def attention_and_mlp(self, block: str, shape: GPTShape, *, residual_std: float, experts: bool = False) -> None:
         """A block of a GPT."""
+        self.attention(block, shape, residual_std=residual_std)
+        self.mlp(block, shape, residual_std=residual_std, experts=experts)
+
+    def attention(self, block: str, shape: GPTShape, *, residual_std: float) -> None:
+        """Attention and its norms."""
         width, inner, bias = shape.hidden_size, shape.num_heads * shape.head_dim, shape.bias is True
         if shape.in_norms:
             self.norm(f"{block}.attention_norm", shape)
@@ -96,6 +117,10 @@ class Table:
         self.rows(f"{block}.attention.out", width, inner, std=residual_std, bias=bias)
         if shape.out_norms:
             self.norm(f"{block}.attention_out_norm", shape)
+
+    def mlp(self, block: str, shape: GPTShape, *, residual_std: float, experts: bool) -> None:
+        """A feed-forward layer, or experts, and its norms."""
+        width, bias = shape.hidden_size, shape.bias is True
         if shape.in_norms == 2:
             self.norm(f"{block}.mlp_norm", shape)
         if experts:

@@ -1,0 +1,96 @@
+"""The scan in chunks against the recurrence, token by token, and the convolution before it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.kernels.scan import causal_conv, chunk_scan, scan_step
+
+ROWS, HEADS, WIDTH, GROUPS, SIZE = 2, 4, 3, 2, 5
+
+
+def _inputs(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(length)
+    shapes = [(ROWS, length, HEADS, WIDTH), (ROWS, length, HEADS), (HEADS,), *[(ROWS, length, GROUPS, SIZE)] * 2]
+    x, delta, A, B, C = (torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes)
+    return [x, torch.nn.functional.softplus(delta), -A.exp(), B, C]
+
+
+def recurrence(
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, document: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """S_t = exp(D_t A) S_(t-1) + D_t x_t B_t^T, y_t = S_t C_t; 0 before each document."""
+    B, C = (part.repeat_interleave(x.shape[2] // B.shape[2], 2) for part in (B, C))
+    state, out = x.new_zeros(len(x), *x.shape[2:], B.shape[-1]), []
+    for t in range(x.shape[1]):
+        if document is not None and t:
+            state = state * (document[:, t] == document[:, t - 1])[:, None, None, None]
+        added = (delta[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
+        state = (delta[:, t] * A).exp()[..., None, None] * state + added
+        out.append((state * C[:, t, :, None]).sum(-1))
+    return torch.stack(out, 1), state
+
+
+def _same(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], inputs: list[Tensor]) -> None:
+    """Values, and gradients of a random combination of them, to 1e-10."""
+    draw = torch.Generator().manual_seed(1)
+    seeds = [torch.randn(part.shape, generator=draw, dtype=part.dtype) for part in expected]
+    gradients = [torch.autograd.grad(parts, inputs, seeds, retain_graph=True) for parts in (got, expected)]
+    for a, b in zip((*got, *gradients[0]), (*expected, *gradients[1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 * float(b.detach().abs().max()))
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 25])
+def test_chunks_are_the_recurrence(length: int) -> None:
+    inputs = [part.requires_grad_() for part in _inputs(length)]
+    expected = recurrence(*inputs)
+    for chunk in (1, 8, 64):
+        _same(chunk_scan(*inputs, chunk=chunk), expected, inputs)
+
+
+@pytest.mark.parametrize("bounds", [(7,), (8,), (9,), (1, 2, 3, 16), (15, 17, 24)])
+def test_a_state_restarts_with_each_document(bounds: tuple[int, ...]) -> None:
+    """Bounds beside and on the borders of chunks, and documents shorter than one."""
+    inputs = [part.requires_grad_() for part in _inputs(25)]
+    document = torch.bucketize(torch.arange(25), torch.tensor(bounds), right=True).expand(ROWS, -1)
+    _same(chunk_scan(*inputs, chunk=8, document_BS=document), recurrence(*inputs, document), inputs)
+
+
+def test_a_scan_goes_on_from_a_state() -> None:
+    inputs = _inputs(21)
+    y, state = chunk_scan(*inputs, chunk=8)
+    part, held = chunk_scan(*[x[:, :13] if x.dim() > 1 else x for x in inputs], chunk=8)
+    parts = [part]
+    for t in range(13, 17):
+        x, delta, A, B, C = inputs
+        new, held = scan_step(x[:, t], delta[:, t], A, B[:, t], C[:, t], state_BHPN=held)
+        parts.append(new[:, None])
+    rest, held = chunk_scan(*[x[:, 17:] if x.dim() > 1 else x for x in inputs], chunk=8, state_BHPN=held)
+    torch.testing.assert_close(torch.cat([*parts, rest], 1), y, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(held, state, rtol=1e-10, atol=1e-12)
+
+
+def test_large_steps_forget_without_infinities() -> None:
+    """Differences of sums above the diagonal would overflow; they are left out before the exponential."""
+    x, delta, A, B, C = (part.requires_grad_() for part in _inputs(40, torch.float32))
+    y, _ = chunk_scan(x, delta * 1e3, A, B, C, chunk=16)
+    gradients = torch.autograd.grad(y.sum(), (x, delta, A, B, C))
+    assert y.isfinite().all() and all(part.isfinite().all() for part in gradients)
+
+
+def test_a_convolution_sees_its_window_and_its_document() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, 11, 6, generator=draw, dtype=torch.float64)
+    weight, bias = torch.randn(6, 4, generator=draw).double(), torch.randn(6, generator=draw).double()
+    expected = torch.conv1d(torch.nn.functional.pad(x.mT, (3, 0)), weight[:, None], bias, groups=6).mT
+    torch.testing.assert_close(causal_conv(x, weight, bias), torch.nn.functional.silu(expected))
+    later = causal_conv(x[:, 5:], weight, bias, before_BKC=x[:, 2:5])
+    torch.testing.assert_close(later, causal_conv(x, weight, bias)[:, 5:])
+    bounds = [0, 1, 3, 6, 7, 11]  # some within the window of a token behind them
+    document = torch.repeat_interleave(torch.arange(5), torch.tensor(bounds).diff()).expand(ROWS, -1)
+    apart = [causal_conv(x[:, a:b], weight, bias) for a, b in itertools.pairwise(bounds)]
+    torch.testing.assert_close(causal_conv(x, weight, bias, document_BS=document), torch.cat(apart, 1))

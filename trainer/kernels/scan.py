@@ -1,0 +1,123 @@
+"""The scan of Mamba-2 (Dao and Gu 2024) and the convolution before it, in plain torch.
+
+A head has a state of P x N numbers. With A < 0, and a step D_t > 0 of each token,
+
+    S_t = exp(D_t A) S_(t-1) + D_t x_t B_t^T        y_t = S_t C_t
+
+so a token is forgotten by the exponential of a sum. `chunk_scan` computes chunks of tokens: within one, y is a product
+with a matrix of decays, as in attention; only states pass from chunk to chunk. The size of a chunk changes the order of
+sums alone. `scan_step` is the recurrence for one token. A state, and a convolution's window, restart where a document
+begins. Decays, states and sums are in at least fp32.
+
+Shapes: B rows, S tokens, C channels, K width of the convolution, H heads, P width of a head, G groups, each of R heads
+that share B and C, N width of the state; c chunks of Q tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def causal_conv(
+    x_BSC: Tensor,
+    weight_CK: Tensor,
+    bias_C: Tensor,
+    *,
+    document_BS: Tensor | None = None,
+    before_BKC: Tensor | None = None,
+) -> Tensor:
+    """SiLU of each channel's convolution with its last K tokens: [B, S, C], in the dtype of x.
+
+    Args:
+        document_BS: the document of each token; None: each row is one.
+        before_BKC: the K - 1 tokens before each row; None: there are none.
+    """
+    length, width, dtype = x_BSC.shape[1], weight_CK.shape[1], x_BSC.dtype
+    wide_BSC = x_BSC.to(weight_CK.dtype)
+    if before_BKC is None:
+        padded_BTC = F.pad(wide_BSC, (0, 0, width - 1, 0))
+    else:
+        padded_BTC = torch.cat((before_BKC.to(wide_BSC.dtype), wide_BSC), 1)
+    y_BSC = bias_C + wide_BSC * weight_CK[:, -1]
+    for back in range(1, width):
+        term_BSC = padded_BTC[:, width - 1 - back : width - 1 - back + length] * weight_CK[:, width - 1 - back]
+        if document_BS is not None:
+            same_BS = F.pad(document_BS, (back, 0), value=-1)[:, :length] == document_BS
+            term_BSC = term_BSC * same_BS[..., None]
+        y_BSC = y_BSC + term_BSC
+    return F.silu(y_BSC).to(dtype)
+
+
+def chunk_scan(
+    x_BSHP: Tensor,
+    delta_BSH: Tensor,
+    A_H: Tensor,
+    B_BSGN: Tensor,
+    C_BSGN: Tensor,
+    *,
+    chunk: int,
+    document_BS: Tensor | None = None,
+    state_BHPN: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(y [B, S, H, P], the state after the last token [B, H, P, N]), both in the dtype of delta.
+
+    Args:
+        delta_BSH: D_t, in at least fp32. chunk: Q.
+        document_BS: the document of each token, which never decreases in a row; None: each row is one.
+        state_BHPN: that before the first token, of rows of one document; None: 0.
+    """
+    (rows, length, heads, width), (groups, size) = x_BSHP.shape, B_BSGN.shape[2:]
+    of_chunk = min(chunk, length)
+    missing, of_group = -length % of_chunk, heads // groups
+
+    def chunked(x: Tensor, *shape: int) -> Tensor:
+        padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, missing)) if missing else x
+        return padded.to(delta_BSH.dtype).view(rows, -1, of_chunk, *shape)
+
+    # A token of the padding has D_t = 0: it leaves the state as it is.
+    x, delta = chunked(x_BSHP, groups, of_group, width), chunked(delta_BSH, groups, of_group)
+    B, C = chunked(B_BSGN, groups, size), chunked(C_BSGN, groups, size)
+    log = (delta * A_H.view(groups, of_group)).cumsum(2)  # [B, c, Q, G, R]
+    total = log[:, :, -1]
+    hidden = torch.ones(of_chunk, of_chunk, dtype=torch.bool, device=x.device).triu(1)
+    # What of a token remains at its chunk's end, what it reads of the state before, and what of that remains.
+    remains, reads, keeps = (total[:, :, None] - log).exp(), log.exp(), total.exp()
+    if document_BS is not None:
+        document = torch.cat((document_BS, document_BS[:, -1:].expand(-1, missing)), 1).view(rows, -1, of_chunk)
+        last = document[:, :, -1]
+        before = F.pad(last, (1, 0), value=-1)[:, :-1]
+        hidden = hidden | (document[..., :, None] != document[..., None, :])[:, :, None, None]
+        remains = remains * (document == last[..., None])[..., None, None]
+        reads = reads * (document == before[..., None])[..., None, None]
+        keeps = keeps * (before == last)[..., None, None]
+    # Within chunks.
+    moved = log.permute(0, 1, 3, 4, 2)
+    decay = (moved[..., :, None] - moved[..., None, :]).masked_fill(hidden, -torch.inf).exp()  # [B, c, G, R, Q, Q]
+    weight = torch.einsum("bcqgn,bckgn->bcgqk", C, B)[:, :, :, None] * decay
+    inputs = x * delta[..., None]
+    y = torch.einsum("bcgrqk,bckgrp->bcqgrp", weight, inputs)
+    # What each chunk adds to the state.
+    added = torch.einsum("bcqgrp,bcqgn->bcgrpn", inputs * remains[..., None], B)
+    state = x.new_zeros(rows, groups, of_group, width, size)
+    if state_BHPN is not None:
+        state = state_BHPN.to(x.dtype).view(state.shape)
+    states = []
+    for number in range(added.shape[1]):
+        states.append(state)
+        state = state * keeps[:, number, :, :, None, None] + added[:, number]
+    y = y + torch.einsum("bcqgn,bcgrpn->bcqgrp", C, torch.stack(states, 1)) * reads[..., None]
+    return y.reshape(rows, -1, heads, width)[:, :length], state.reshape(rows, heads, width, size)
+
+
+def scan_step(
+    x_BHP: Tensor, delta_BH: Tensor, A_H: Tensor, B_BGN: Tensor, C_BGN: Tensor, *, state_BHPN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of each row: (y [B, H, P], the state after it), in the dtype of the state."""
+    of_group, dtype = x_BHP.shape[1] // B_BGN.shape[1], state_BHPN.dtype
+    B_BHN, C_BHN = (part.to(dtype).repeat_interleave(of_group, 1) for part in (B_BGN, C_BGN))
+    delta_BH = delta_BH.to(dtype)
+    added_BHPN = (x_BHP.to(dtype) * delta_BH[..., None])[..., None] * B_BHN[:, :, None]
+    state_BHPN = state_BHPN * (delta_BH * A_H.to(dtype)).exp()[..., None, None] + added_BHPN
+    return (state_BHPN * C_BHN[:, :, None]).sum(-1), state_BHPN
