@@ -1,10 +1,10 @@
 """A model that keeps keys and values: new tokens of rows in, logits after them out.
 
-What a block keeps is declared by its kind (`DecodeState`); there is one tensor of pages for each of its names, and all
-blocks that see equally many tokens share a table of pages. A call computes one token of each row (decoding) or parts of
-prompts (prefill), which flow through the layers as flat tokens, as in training. Any number of rows may lie beside each
-other. A model with an encoder reads the text of a row once, when the row begins. What is not done: states that are not
-kept for each token (`per`), which no family here has.
+What a block keeps is declared by its kind (`DecodeState`). Of tokens there is a tensor of pages for each of its names,
+and all blocks that see equally many tokens share a table of pages; of rows a tensor with a place for each slot. A call
+computes one token of each row (decoding) or parts of prompts (prefill), which flow through the layers as flat tokens,
+as in training. Any number of rows may lie beside each other. A model with an encoder reads the text of a row once, when
+the row begins.
 
 Shapes: N new tokens of B rows, M positions whose logits are wanted, V entries of the vocabulary.
 """
@@ -25,7 +25,7 @@ from torch.nn import functional
 from mdata import UsageError
 from trainer.errors import out_of_memory_in
 from trainer.kernels.recording import CudaLane
-from trainer.layers.paged import PagedRows, PagedStep, Pages, ReadRows
+from trainer.layers.paged import PagedRows, PagedStep, Pages, ReadRows, RowStates
 from trainer.models.family import DecodeState
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import all_reduce_, start_receive_, start_send
@@ -54,7 +54,7 @@ class Decoder:
         records: whether decoding is recorded as CUDA graphs, for 1, 2, 4, ... rows; the same on all ranks.
 
     Raises:
-        UsageError: blocks keep something else than tokens, or the memory does not hold one page.
+        UsageError: the model has an encoder, and stages on several ranks.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Decoder:
     ) -> None:
         self.model, self.chunk, self.page_tokens = model, chunk, page_tokens
         self._longest_row = min(longest or model.context, model.context)
-        states: Mapping[int, DecodeState] = model.module.decode_states()
-        self.restart = min(state.restart or model.context for state in states.values())
-        if other := sorted({state.per for state in states.values()} - {"token"}):
-            raise UsageError(f"{model.name} cannot generate: its blocks keep a state for each {other[0]}")
+        every: Mapping[int, DecodeState] = model.module.decode_states()
+        states = {block: state for block, state in every.items() if state.per == "token"}
+        of_rows = {block: state for block, state in every.items() if state.per == "row"}
+        self.restart = min((state.restart or model.context for state in states.values()), default=model.context)
         if model.start is not None and model.world.groups["pp"].size > 1:
             raise UsageError(
                 f"{model.name} has an encoder, and generates on ranks that each have all of its layers",
@@ -88,15 +88,16 @@ class Decoder:
         row_pages = -(-self._longest_row // page_tokens)
         pages = max_rows * row_pages if cache_tokens is None else -(-cache_tokens // page_tokens)
         counts = self._page_counts(pages, lasts, max_rows)
+        row_bytes = sum(self._bytes(state, name) for state in of_rows.values() for name in state.tensors)
         if cache_tokens is None:
-            free = _free_bytes(model)
+            free = _free_bytes(model) - (max_rows + 1) * row_bytes
             while pages > 1 and sum(counts[last] * page_bytes[last] for last in lasts) > free:
                 pages = pages * 9 // 10
                 counts = self._page_counts(pages, lasts, max_rows)
         pools = [Pool(counts[last], last=last or None) for last in lasts]
         self.capacity = min(self._longest(pool) for pool in pools)
         self.table = PageTable(pools, page_tokens=page_tokens, slots=max_rows, longest=self._longest_row)
-        self.cache_bytes = sum((counts[last] + 1) * page_bytes[last] for last in lasts)
+        self.cache_bytes = sum((counts[last] + 1) * page_bytes[last] for last in lasts) + (max_rows + 1) * row_bytes
         with out_of_memory_in("the cache of keys and values", fix="a smaller cache, or more ranks"):
             self._tensors = {
                 block: {
@@ -110,6 +111,15 @@ class Decoder:
                     for name, shape in state.tensors.items()
                 }
                 for block, state in states.items()
+            }
+            self._states = {  # the last slot is that of padded rows
+                block: {
+                    name: torch.zeros(
+                        max_rows + 1, *self._local(state, shape), dtype=self._dtype(state, name), device=like.device
+                    )
+                    for name, shape in state.tensors.items()
+                }
+                for block, state in of_rows.items()
             }
             self._read = {
                 block: {
@@ -134,6 +144,13 @@ class Decoder:
                 for name, values in tensors.items():
                     self._read[block][name][slot, : len(tokens)] = values
         self._read_lengths[slot] = len(tokens)
+
+    def share_states(self, slots: Sequence[int], new_slots: Sequence[int]) -> None:
+        """Rows that go on where others were have the same states."""
+        old, new = list(slots), list(new_slots)
+        for tensors in self._states.values():
+            for tensor in tensors.values():
+                tensor[new] = tensor[old]
 
     def share_read(self, slots: Sequence[int], new_slots: Sequence[int]) -> None:
         """Rows that go on where others were have read the same texts."""
@@ -175,8 +192,10 @@ class Decoder:
         flat_N = np.array([token for row in tokens for token in row], dtype=np.int64)
         where = [place + self.restart * is_long for place, is_long in zip(places, long, strict=True)]
         position_N, at_M = np.concatenate(where), np.array(at, dtype=np.int64)
-        slot_N = np.repeat(np.array(slots, dtype=np.int64), counts)
-        return self._forward(self.moved(flat_N), self.moved(position_N), self.moved(at_M), rows, slot_N)
+        slot_B = np.array(slots, dtype=np.int64)
+        states = self._row_states(self.moved(slot_B), counts, tuple(starts))
+        slot_N = np.repeat(slot_B, counts)
+        return self._forward(self.moved(flat_N), self.moved(position_N), self.moved(at_M), rows, slot_N, states)
 
     @torch.no_grad()
     def decode(
@@ -224,10 +243,18 @@ class Decoder:
         return None
 
     def _difference(self, recording: _Recording, tokens_B: Tensor, inputs: Tensor, *, width: int) -> str:
-        """How a recording differs from the step that it repeats, which writes the same keys; empty: it does not."""
+        """How a recording differs from the step that it repeats, which writes the same keys; empty: it does not.
+
+        States of rows are written back each time: the caller's step is the one that counts.
+        """
         padded_B = functional.pad(tokens_B, (0, recording.size - len(tokens_B)))
+        held = [(tensor, tensor.clone()) for tensors in self._states.values() for tensor in tensors.values()]
         right_BV = self._decode(padded_B, inputs, size=recording.size, width=width)
+        for tensor, before in held:
+            tensor.copy_(before)
         found_BV = recording.replay(tokens_B, inputs)
+        for tensor, before in held:
+            tensor.copy_(before)
         if found_BV is None or right_BV is None:
             return ""
         found_BV, right_BV = found_BV[: len(tokens_B)].float(), right_BV[: len(tokens_B)].float()
@@ -248,24 +275,32 @@ class Decoder:
     ) -> np.ndarray:
         """All numbers of a decoding step in one array, so that they are moved at once; see `_decode`.
 
-        Rows beyond the given ones have one token, in page 0.
+        Rows beyond the given ones have one token, in page 0, and the slot of no row.
         """
         index, count = list(slots), len(slots)
         last_B = np.array(lengths, dtype=np.int64) - 1
-        inputs = np.zeros((2 + len(self.table.tables) * width, size), dtype=np.int32)
+        inputs = np.zeros((3 + len(self.table.tables) * width, size), dtype=np.int32)
         inputs[0, :count], inputs[1] = last_B + self.restart * np.array(long, dtype=np.int64), 1
         inputs[1, :count] += last_B.astype(np.int32)
+        inputs[2], inputs[2, :count] = self._max_rows, index
         for number, pages in enumerate(self.table.tables):
-            first = 2 + number * width
+            first = 3 + number * width
             inputs[first : first + width].reshape(size, width)[:count] = pages[index, :width]
         return inputs.reshape(-1)
 
     def _decode(
         self, tokens_B: Tensor, inputs: Tensor, *, size: int, width: int, slot_B: np.ndarray | None = None
     ) -> Tensor | None:
-        position_B, length_B, *tables = inputs.split([size, size, *([size * width] * len(self.table.tables))])
+        sizes = [size, size, size, *([size * width] * len(self.table.tables))]
+        position_B, length_B, states_B, *tables = inputs.split(sizes)
         rows = [PagedRows(table.view(size, width), length_B) for table in tables]
-        return self._forward(tokens_B, position_B, torch.arange(size, device=tokens_B.device), rows, slot_B)
+        states = self._row_states(states_B.long())
+        return self._forward(tokens_B, position_B, torch.arange(size, device=tokens_B.device), rows, slot_B, states)
+
+    def _row_states(
+        self, slot_B: Tensor, counts: tuple[int, ...] = (), starts: tuple[int, ...] = ()
+    ) -> dict[int, RowStates]:
+        return {block: RowStates(tensors, slot_B, counts, starts) for block, tensors in self._states.items()}
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages, in the order given."""
@@ -283,6 +318,7 @@ class Decoder:
         at_M: Tensor,
         rows: Sequence[PagedRows],
         slot_N: np.ndarray | None,
+        states: Mapping[int, RowStates],
     ) -> Tensor | None:
         model, read = self.model, None
         if model.start is not None and slot_N is not None:
@@ -295,7 +331,7 @@ class Decoder:
                 labels_BS=nothing,
                 loss_mask_BS=nothing,
                 positions_BS=position_N[None],
-                step=PagedStep(pages, model.context, read),
+                step=PagedStep(pages, model.context, read, states),
             )
             pp, links = model.world.groups["pp"], model.world.links
             received = model.module.received(batch)
@@ -330,17 +366,28 @@ class Decoder:
         tp = self.model.world.groups["tp"].size
         return (max(1, shape[0] // tp), *shape[1:]) if state.divided else shape
 
+    def _dtype(self, state: DecodeState, name: str) -> torch.dtype:
+        dtype = next(self.model.module.parameters()).dtype
+        return torch.promote_types(dtype, torch.float32) if name in state.wide else dtype
+
+    def _bytes(self, state: DecodeState, name: str) -> int:
+        """Bytes of this rank's part of what a block keeps of a row under a name."""
+        return math.prod(self._local(state, state.tensors[name])) * self._dtype(state, name).itemsize
+
     def _last(self, state: DecodeState) -> int:
         """How many last tokens such a block sees; 0: all of the context."""
         return 0 if state.last is None or state.last >= self.model.context else state.last
 
     def _lasts(self, states: Mapping[int, DecodeState]) -> list[int]:
-        """Those of the blocks of all stages, so that every rank has the same tables; 0 comes first."""
+        """Those of the blocks of all stages, so that every rank has the same tables; 0 comes first.
+
+        If no block keeps tokens, the pages of 0 have no tensors: they only limit the tokens of rows.
+        """
         flags = torch.zeros(self.model.context, device=self.model.world.device)
         for state in states.values():
             flags[self._last(state)] = 1
         all_reduce_(flags, self.model.world.groups["pp"], op="max")
-        return [int(last) for last in flags.nonzero().flatten().tolist()]
+        return [int(last) for last in flags.nonzero().flatten().tolist()] or [0]
 
     def _page_counts(self, pages: int, lasts: Sequence[int], max_rows: int) -> dict[int, int]:
         """Pages of each pool: as given, but no more than the windows of all rows need."""
@@ -449,6 +496,7 @@ class BeamCache:
             table.close(slot)
         decoder.copy([copy for fork in forks if fork is not None for copy in fork[1]])
         before, self._slots = self._slots, [fork[0] for fork in forks if fork is not None]
+        decoder.share_states([before[parent] for parent in parents], self._slots)
         if self._text:
             decoder.share_read([before[parent] for parent in parents], self._slots)
         assert len(self._slots) == len(rows), "the cache was made for all of them"

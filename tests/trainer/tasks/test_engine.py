@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from unittest import mock
 
 import pytest
@@ -16,10 +16,10 @@ from tests.helpers.ties import Ties
 from tests.reference.whole_context import continue_row
 from tests.trainer.shapes import GPT2, LLAMA
 from trainer.kernels.scores import ScoreShape
-from trainer.layers.shapes import LatentShape, RopeShape
+from trainer.layers.shapes import LatentShape, MixerShape, RopeShape
+from trainer.models.family import family_named
 from trainer.models.float8_layers import keep_float8_weights
-from trainer.models.gpt.model import build_gpt
-from trainer.models.gpt.params import parameter_table
+from trainer.models.mamba.shape import MambaShape
 from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
@@ -30,6 +30,16 @@ from trainer.tasks.sampling import Sampling
 
 CONTEXT, END = 48, 11
 BASE = replace(LLAMA, max_position=CONTEXT)
+MIXER = MixerShape(width=32, num_heads=8, head_dim=8, num_groups=4, state_size=5, chunk_size=8)
+
+
+def hybrid(pattern, position):
+    """A model of mixers, whose states are of rows, and of attention."""
+    same = {field.name: getattr(BASE, field.name) for field in fields(BASE)}
+    same |= {"num_layers": len(pattern), "position": position, "num_kv_heads": 4}
+    return MambaShape(**same, pattern=pattern, mixer=MIXER)
+
+
 # Rows of more than 20 tokens turn otherwise, also those that grow beyond: the twin computes them anew.
 LONGROPE = RopeShape(
     scaling="longrope", factor=4.0, original_length=20, short_factors=(1.0,) * 4, long_factors=(1.5, 3.0) * 2
@@ -52,6 +62,8 @@ SHAPES = {
     "alibi": replace(BASE, position="alibi", scores=ScoreShape(alibi=True)),
     "sinks": replace(BASE, rope_interval=2, scores=ScoreShape(window=6, sinks="learned", scale=0.5)),
     "longrope": replace(BASE, rope=LONGROPE, scores=ScoreShape(window=9)),
+    "mixers": hybrid("MM", "none"),
+    "hybrid": hybrid("M*-M", "rope"),
     "no positions": replace(BASE, position="none", scores=ScoreShape(sinks="zero"), logit_softcap=4.0),
 }
 GREEDY = Sampling(greedy=True)
@@ -71,9 +83,10 @@ def make_model(context, name="llama", *, pp=1):
     world = context.join(Mesh(context.world, context.world // pp, pp=pp))
     tp, shape = world.groups["tp"], SHAPES[name]
     place = Place(tp_rank=tp.rank, tp_size=tp.size, stage=world.groups["pp"].rank, num_stages=pp, ends_apart=pp > 1)
-    module = build_gpt(shape, place, groups={"tp": tp}, dtype=torch.float32, device=world.device)
+    family = family_named("mamba" if isinstance(shape, MambaShape) else "gpt")
+    module = family.build(shape, place, groups={"tp": tp}, dtype=torch.float32, device=world.device)
     named = dict(module.named_parameters())
-    for spec in parameter_table(shape, module.place):
+    for spec in family.parameters(shape, module.place):
         initialize_([ElementRange(spec, 0, spec.numel, named[spec.name].data.view(-1))], seed=3)
     sizes = {"vocab_size": shape.vocab_size, "rows": shape.vocab_size, "context": CONTEXT}
     return Model(module=module, world=world, ends=frozenset((END,)), **sizes)
@@ -170,7 +183,7 @@ def _padded(context, name):
     return sorted(engine._decoder._recorded)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("gpt2", 1), ("window and whole", 1), ("gpt2", 2)])
+@pytest.mark.parametrize(("name", "ranks"), [("gpt2", 1), ("window and whole", 1), ("gpt2", 2), ("hybrid", 1)])
 def test_padded_rows_change_nothing(name, ranks):
     for sizes in run_ranks(_padded, ranks, name):
         assert {1, 2, 4, 6} >= set(sizes) >= {2, 4, 6}
@@ -227,7 +240,7 @@ def _little_cache(context, name):
     return engine.load().pages_used, most > 1, preempted > 0
 
 
-@pytest.mark.parametrize("name", ["llama", "window and whole"])
+@pytest.mark.parametrize("name", ["llama", "window and whole", "hybrid"])
 def test_a_cache_that_is_ten_times_too_small_gives_the_same_texts(name):
     assert run_ranks(_little_cache, 1, name) == [(0, True, True)], "several rows ran, and some were preempted"
 
@@ -342,7 +355,7 @@ def _gap(context, name, key, place):
     return twins(make_model(context, name), [*requests(8), SAMPLES])[key].gap(place)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "window and whole", "latent"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "window and whole", "latent", pytest.param("hybrid", marks=SOAK)])
 def test_every_layout_gives_the_same_tokens(name):
     (alone,) = run_ranks(_layout, 1, name, 1)
     ties = Ties()
@@ -416,3 +429,20 @@ def _float8(context):
 
 def test_latents_are_multiplied_by_weights_in_fp8():
     run_ranks(_float8, 1)
+
+
+def _beam(context, name):
+    """Beams that part, die out and go on together; each has the logits of its own text."""
+    model, prompt = make_model(context, name), [5, 6, 7, 8, 9]
+    cache, rows = decoder.BeamCache(model, prompt, width=3, max_tokens=6), [[]]
+    cache.logits(rows, [0])
+    for parents in ([0, 0, 0], [2, 0, 0], [1, 1, 2], [2, 1, 0]):
+        rows = [[*rows[parent], 20 + 7 * place + parent] for place, parent in enumerate(parents)]
+        logits_BV = cache.logits(rows, parents)
+        for row, logits_V in zip(rows, logits_BV, strict=True):
+            torch.testing.assert_close(logits_V, model.logits([*prompt, *row])[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hybrid", "window and whole"])
+def test_beams_have_the_states_of_their_parents(name):
+    run_ranks(_beam, 1, name)
