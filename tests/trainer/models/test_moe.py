@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from tests.helpers.pairwise import pairwise
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
     assemble,
@@ -21,6 +23,7 @@ from tests.trainer.engines import (
     small_config,
     with_documents,
 )
+from tests.trainer.optim.test_sharding import _same_bits, _train
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
 from trainer.config.sections import MeshSection, MoESection, OptimizerSection, RecomputeSection
@@ -155,6 +158,81 @@ def test_layouts_compute_what_one_rank_does(ranks, mesh, options, alone):
     documents = options.pop("documents", False)
     got = _whole(_config(**options, **mesh), ranks, documents=documents)
     _check_same(got, alone(MOE, documents))
+
+
+# Every pair of these. Eight experts, four of them for a token, so that sums over slots have more than two terms.
+AXES = {
+    "tp": (1, 2, 4), "sequence_parallel": (False, True), "cp": (1, 2), "pp": (1, 2), "dp": (1, 2, 4), "ep": (1, 2, 4),
+    "etp": (1, 2), "dispatch": ("gather", "all_to_all", "buffer"), "recompute": ("none", "selective", "full"),
+    "sharding": ("state", "none", "gradients", "parameters"), "documents": (False, True),
+}  # fmt: skip
+EIGHT = replace(MOE, num_experts=8, top_k=4, groups=4)
+BIASED = replace(SIMPLE, num_experts=8, balance="sequence")
+
+
+def _ranks(row):
+    return row["tp"] * row["cp"] * row["pp"] * row["dp"]
+
+
+def _can_be(row):
+    of_stage = _ranks(row) // row["pp"]
+    if not 2 <= _ranks(row) <= 8 or of_stage % (row["ep"] * row["etp"]) or row["tp"] % row["etp"]:
+        return False
+    if row["sequence_parallel"] and row["tp"] == 1:
+        return False
+    if row["etp"] < row["tp"] and not row["sequence_parallel"]:
+        return False
+    return row["ep"] > 1 or row["dispatch"] == "gather"
+
+
+ROWS = pairwise(AXES, valid=_can_be, seed=49)
+
+
+def _of_row(number, **changes):
+    """The run of a row; schedules and forms of experts in turn."""
+    row = ROWS[number]
+    moe, shape = ((EIGHT, "llama"), (BIASED, "gpt2"))[number % 2]
+    schedule = ("1f1b", "zb_h1", "interleaved", "zb_v")[number // 2 % 4] if row["pp"] > 1 else "1f1b"
+    sent = {"gather": {}, "all_to_all": SENT, "buffer": {**SENT, "expert_buffer": 8.0}}[row["dispatch"]]
+    mesh = {name: row[name] for name in ("tp", "cp", "pp", "ep", "etp", "sequence_parallel")}
+    options = {"sharding": row["sharding"], "recompute": row["recompute"], **changes}
+    config = _config(moe, shape=shape, schedule=schedule, **mesh, **sent, **options)
+    model = replace(config.model, num_heads=8, head_dim=4, num_kv_heads=8 if shape == "gpt2" else None)
+    return replace(config, model=model, train=replace(config.train, global_batch=8))
+
+
+def test_every_row_of_the_cover_can_run():
+    assert len(ROWS) < 60
+    assert not [problem for n, row in enumerate(ROWS) for problem in check(_of_row(n), _ranks(row), facts=None)]
+    assert {(row["ep"], row["dispatch"]) for row in ROWS} >= {(n, d) for n in (2, 4) for d in AXES["dispatch"]}
+
+
+@functools.cache
+def _row_alone(config, documents):
+    return _whole(config, 1, documents)
+
+
+@SOAK
+@pytest.mark.parametrize("number", range(len(ROWS)), ids=lambda n: "-".join(f"{k}={v}" for k, v in ROWS[n].items()))
+def test_every_row_computes_what_one_rank_does(number):
+    row, config = ROWS[number], _of_row(number)
+    one = replace(config.optimizer, sharding="none")
+    one_rank = replace(config, mesh=MeshSection(), recompute=RecomputeSection(), optimizer=one)
+    expected = _row_alone(one_rank, row["documents"])
+    _check_same(_whole(config, _ranks(row), row["documents"]), expected)
+
+
+@SOAK
+@pytest.mark.parametrize("number", [n for n, row in enumerate(ROWS) if row["cp"] * row["dp"] > 1 and n % 2])
+def test_overlap_changes_no_bit_of_a_row(number):
+    """Communication in turn, and overlapped with every rank late at random; fp32."""
+    row, config = ROWS[number], _of_row(number, dtype="fp32")
+    in_turn, overlapped = (
+        replace(config, optimizer=replace(config.optimizer, overlap_grad_reduce=overlap, overlap_param_gather=overlap))
+        for overlap in (False, True)
+    )
+    ranks, documents = _ranks(row), row["documents"]
+    _same_bits(run_ranks(_train, ranks, in_turn, None, documents), run_ranks(_train, ranks, overlapped, 7, documents))
 
 
 @SOAK
