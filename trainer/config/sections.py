@@ -340,6 +340,9 @@ class ModelSection:
     rope_high_freq_factor: Annotated[float, Range(1e-3)] = 4.0  # llama3: pairs with more rotations than this are kept
     rope_beta_fast: Annotated[float, Range(1e-3)] = 32.0  # yarn: pairs with more rotations than this are kept
     rope_beta_slow: Annotated[float, Range(1e-3)] = 1.0  # yarn: pairs with fewer rotations than this are scaled
+    rope_truncate: bool = (
+        True  # yarn: the range between the two begins and ends at a pair; false, as in gpt-oss: anywhere
+    )
     rope_short_factors: tuple[float, ...] = ()  # longrope: factor of each pair for rows up to rope_original_length
     rope_long_factors: tuple[float, ...] = ()  # longrope: factor of each pair for longer rows
     rope_window_theta: Annotated[float, Range(1)] | None = (

@@ -16,6 +16,8 @@ from trainer.config.sections import RunConfig
 from trainer.convert.model_keys import effective, model_config, refuse_differences
 from trainer.models.family import FAMILIES, HuggingFace, Json, family_named, family_of
 
+MXFP4 = "mxfp4"  # the way of quantizing weights whose numbers are read
+
 
 def families_of_types() -> dict[str, str]:
     """The values of model_type that are read and written, each with our family."""
@@ -67,8 +69,9 @@ def from_hf(config_json: Json, *, where: str) -> RunConfig:
     ]
     if problems:
         raise problems_error(where, problems)
-    if config_json.get("quantization_config"):
-        problems.append("quantization_config is set; only float weights are read")
+    quantized = config_json.get("quantization_config")
+    if quantized and not (isinstance(quantized, dict) and quantized.get("quant_method") == MXFP4):
+        problems.append(f"quantization_config is set; only float weights and those of {MXFP4} are read")
     keys = {"family": families[kind], **face.keys(kind, values, problems)}
     if problems:
         raise problems_error(where, problems, fix="this model has a part that mtrain lacks")

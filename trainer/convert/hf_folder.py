@@ -1,8 +1,9 @@
 """Hugging Face folders: config.json, safetensors in one file or sharded by an index, generation config, tokenizer.
 
 Reading looks at the headers of the files alone and checks them against config.json; a tensor's rows are read when they
-are asked for. Only safetensors are read: pytorch_model.bin is a pickle. Writing streams tensors in our order, in shards
-of a given size, with the index beside them.
+are asked for. Only safetensors are read: pytorch_model.bin is a pickle. Matrices in MXFP4, as gpt-oss is published, are
+read as the bf16 numbers that they stand for. Writing streams tensors in our order, in shards of a given size, with the
+index beside them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from mdata.util import atomic_io
 from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import problems_error
-from trainer.convert.hf_config import from_hf, hugging_face, to_hf
+from trainer.convert.hf_config import MXFP4, from_hf, hugging_face, to_hf
 from trainer.convert.hf_names import hf_links
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.model_folder import (
@@ -46,6 +47,8 @@ from trainer.models.family import family_of
 
 CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+BLOCKS, SCALES = "_blocks", "_scales"  # behind the name of a matrix in MXFP4
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 ADAPTER, SETTINGS = "adapter_config.json", "tokenizer_config.json"
 _SHARD = re.compile(r"[^/\\\x00]+\.safetensors")
 
@@ -84,6 +87,9 @@ class SafetensorsSource:
                 if (called := re.sub(pattern, new, name)) not in self.tensors:
                     self.tensors[called] = self.tensors.pop(name)
                     self._stored[called] = name
+        self._quantized = {name.removesuffix(BLOCKS) for name in self.tensors if name.endswith(BLOCKS)}
+        for name in self._quantized:
+            self.tensors[name] = self._mxfp4_info(name)
 
     @property
     def files(self) -> frozenset[str]:
@@ -92,12 +98,37 @@ class SafetensorsSource:
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
+        if name in self._quantized:
+            return self._mxfp4(name, box)
         name = self._stored.get(name, name)
         file = self._file(self._files[name])
         if not box[0]:
             return cast(Tensor, file.get_tensor(name))
         rows: Tensor = file.get_slice(name)[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))]
         return rows
+
+    def _mxfp4_info(self, name: str) -> TensorInfo:
+        """Of a matrix [.., column, row] with blocks [.., row, column / 32, 16] and scales [.., row, column / 32]."""
+        blocks, scales = self.tensors.pop(f"{name}{BLOCKS}").shape, self.tensors.pop(f"{name}{SCALES}", None)
+        if scales is None or scales.shape != blocks[:-1] or blocks[-1:] != (16,) or len(blocks) < 3:
+            self._refuse(
+                self._files[f"{name}{BLOCKS}"],
+                f"has blocks of {MXFP4} without scales that fit",
+                found=f"{name}{BLOCKS} of {blocks}, {SCALES} of {None if scales is None else scales.shape}",
+            )
+        *outer, rows, groups, _ = blocks
+        return TensorInfo((*outer, 32 * groups, rows), torch.bfloat16)
+
+    def _mxfp4(self, name: str, box: Rectangle) -> Tensor:
+        """A rectangle of such a matrix: numbers of four bits, of which 32 neighbours share a power of two."""
+        (*first, column, row), (*size, columns, rows) = box
+        groups = range(column // 32, -(-(column + columns) // 32))
+        where, count = (*first, row, groups.start), (*size, rows, len(groups))
+        bytes_ = self.read(f"{name}{BLOCKS}", ((*where, 0), (*count, 16))).long()
+        exponents = self.read(f"{name}{SCALES}", (where, count)).to(torch.int32) - 127
+        pairs = torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(-2)
+        values = torch.ldexp(torch.tensor(E2M1)[pairs], exponents.unsqueeze(-1)).flatten(-2)
+        return values[..., column - 32 * groups.start :][..., :columns].transpose(-1, -2).to(torch.bfloat16)
 
     def _file(self, name: str) -> Any:
         if name not in self._open:

@@ -96,8 +96,10 @@ def _yarn_kept(rope: RopeShape, width: int) -> Tensor:
         """The pair that makes this many turns in the original length."""
         return width * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair(rope.beta_fast)), 0)
-    high = min(math.ceil(pair(rope.beta_slow)), width - 1)
+    first, last = pair(rope.beta_fast), pair(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, width - 1)
     line = (torch.arange(width // 2, dtype=torch.float64) - low) / ((high - low) or 1e-3)
     return 1 - line.clamp(0, 1)
 

@@ -28,7 +28,7 @@ class RopeShape:
         low_freq_factor, high_freq_factor: llama3: waves longer than original_length / low are stretched, those
             shorter than original_length / high are not.
         beta_fast, beta_slow: yarn: pairs that turn more than beta_fast times in original_length are kept, those that
-            turn less than beta_slow times are stretched.
+            turn less than beta_slow times are stretched. truncate: the range between them begins and ends at a pair.
         short_factors, long_factors: longrope: what each pair's wave is stretched by, in rows of up to original_length
             tokens and in longer ones.
         window_theta: base in blocks with a window, whose frequencies are then not scaled; 0: as in the others.
@@ -45,6 +45,7 @@ class RopeShape:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     window_theta: float = 0.0

@@ -44,11 +44,13 @@ NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt_neox")
 NAMES += ("stablelm", "stablelm2", "cohere", "cohere2")
 NAMES += ("olmo2", "olmo3", "smollm3", "phi3", "phi4", "gemma2", "gemma3", "granite")
 NAMES += ("qwen2_moe",)
-OTHER_EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "deepseek_dense")
+OTHER_EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "deepseek_dense")
 LATENT = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
 LATENT |= {"num_hidden_layers": 3, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
 LATENT |= {"v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 16}
 LATENT |= {"num_experts_per_tok": 4, "first_k_dense_replace": 1, "num_key_value_heads": 4}
+GPT_OSS_ROPE = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
+GPT_OSS_ROPE |= {"truncate": False, "original_max_position_embeddings": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.7}
 
@@ -101,6 +103,12 @@ def config(name, **changes):
         ),
         "olmoe": lambda: transformers.OlmoeConfig(
             **SIZES | {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24} | changes
+        ),
+        "gpt_oss": lambda: transformers.GptOssConfig(
+            **SIZES
+            | {"head_dim": 8, "num_hidden_layers": 3, "num_local_experts": 4, "num_experts_per_tok": 3}
+            | {"sliding_window": 5, "swiglu_limit": 1.0, "rope_parameters": GPT_OSS_ROPE}
+            | changes
         ),
         "deepseek_v2": lambda: transformers.DeepseekV2Config(
             **LATENT | {"q_lora_rank": None, "routed_scaling_factor": 1.5} | changes

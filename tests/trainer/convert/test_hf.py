@@ -495,6 +495,38 @@ def test_presets_have_the_parameters_of_transformers(preset):
     assert sum(map(math.prod, shapes.values())) == theirs_count
 
 
+def test_weights_in_mxfp4_are_read_as_the_numbers_that_they_stand_for(tmp_path):
+    """As gpt-oss is published; transformers has the same numbers."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    packed = save("gpt_oss", tmp_path / "packed", dtype=torch.bfloat16)
+    tensors, draws = weights(packed), torch.Generator().manual_seed(1)
+    for name in [name for name in tensors if name.endswith("_proj")]:
+        experts, columns, rows = tensors.pop(name).shape
+        size = (experts, rows, columns // 32)
+        blocks = torch.randint(0, 256, (*size, 16), generator=draws, dtype=torch.uint8)
+        scales = torch.randint(120, 125, size, generator=draws, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, packed / "model.safetensors")
+    stored = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps({**stored, "quantization_config": {"quant_method": "mxfp4"}}))
+    source = opening.SafetensorsSource(packed, None)
+    for name in [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]:
+        expected = convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
+        info, start, count = source.tensors[name], (1, 5, 3), (2, 27, 20)
+        assert info.dtype == expected.dtype == torch.bfloat16 and info.shape == expected.shape
+        assert torch.equal(source.read(name, ((0, 0, 0), info.shape)), expected)
+        assert torch.equal(source.read(name, (start, count)), expected[1:3, 5:32, 3:23])
+    convert(packed, tmp_path / "ours", options=replace(NATIVE, check=False))  # transformers wants Accelerate for these
+    convert(tmp_path / "ours", tmp_path / "back", options=replace(HF, dtype="bf16"))
+    name = "model.layers.0.mlp.experts.down_proj"
+    assert torch.equal(weights(tmp_path / "back")[name], source.read(name, ((0, 0, 0), source.tensors[name].shape)))
+    del tensors[f"{name}_scales"]
+    save_file(tensors, packed / "model.safetensors")
+    with pytest.raises(DamageError, match=r"has blocks of mxfp4 without scales that fit"):
+        opening.SafetensorsSource(packed, None)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "named"),
     [

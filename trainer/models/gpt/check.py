@@ -141,6 +141,7 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
         ("rope_high_freq_factor", model.rope_scaling == "llama3", 'model.rope_scaling="llama3"'),
         ("rope_beta_fast", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
         ("rope_beta_slow", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
+        ("rope_truncate", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
         ("activation_clamp", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
         ("activation_offset", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
         ("window_interval", model.window is not None, "a model.window"),

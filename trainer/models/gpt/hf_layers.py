@@ -16,7 +16,7 @@ _SCALINGS = {
     "default": ("none", {}),
     "linear": ("linear", {"factor": "factor"}),
     "yarn": ("yarn", {"factor": "factor", "original_max_position_embeddings": "original_length",
-                      "beta_fast": "beta_fast", "beta_slow": "beta_slow"}),
+                      "beta_fast": "beta_fast", "beta_slow": "beta_slow", "truncate": "truncate"}),
     "llama3": ("llama3", {"factor": "factor", "original_max_position_embeddings": "original_length",
                           "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}),
     "longrope": ("longrope", {"factor": "factor", "original_max_position_embeddings": "original_length",
@@ -29,8 +29,15 @@ _ROPE_ANY = ("rope_type", "type", "rope_theta", _ORIGINAL, "finetuned")  # in a 
 # Settings that have no counterpart here, with the values that change nothing.
 _ROPE_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0}
 _ROPE_NEUTRAL = {"partial_rotary_factor": 1.0}
-_YARN_NEUTRAL = {"attention_factor": None, "mscale": None, "mscale_all_dim": None, "truncate": True}
-_EVERY = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "cohere2": 4}  # layers of which the last sees everything
+_MAGNITUDES = {"attention_factor": None, "mscale": None, "mscale_all_dim": None}
+_OPTIONAL = ("beta_fast", "beta_slow", "truncate")
+_EVERY = {
+    "gemma2": 2,
+    "gemma3_text": 6,
+    "olmo3": 4,
+    "cohere2": 4,
+    "gpt_oss": 2,
+}  # layers of which the last sees everything
 _SWITCHED = ("qwen2", "qwen3", "smollm3")  # whose windows have a switch
 _ATTENTIONS = ("full_attention", "sliding_attention")
 
@@ -218,7 +225,8 @@ def _rope_table(where: str, table: Json, config_json: Json, problems: list[str])
     scaling, names = _SCALINGS[kind]
     settings = {name: value for name, value in table.items() if value is not None}
     magnitude = None
-    neutral = {**_ROPE_NEUTRAL, **(_YARN_NEUTRAL if kind in ("yarn", "longrope") else {})}
+    neutral = {**_ROPE_NEUTRAL, **(_MAGNITUDES if kind in ("yarn", "longrope") else {})}
+    neutral |= {"truncate": True} if kind == "longrope" else {}
     for name, value in settings.items():
         if name == "attention_factor" and name in neutral and _is_positive(value):
             magnitude = value
@@ -232,13 +240,14 @@ def _rope_table(where: str, table: Json, config_json: Json, problems: list[str])
         )
     if kind == "longrope" and settings.get("factor") is None and _is_positive(settings[_ORIGINAL]):
         settings["factor"] = config_json["max_position_embeddings"] / settings[_ORIGINAL]
-    missing = [name for name in names if name not in settings and not name.startswith("beta")]
+    missing = [name for name in names if name not in settings and name not in _OPTIONAL]
     if missing:
         problems.append(f"{where} of type {kind!r} lacks {', '.join(missing)}")
         return keys
     given = {f"rope_{ours}": settings[name] for name, ours in names.items() if name in settings}
     wrong = [name for name in names if name in settings and not _fits(name, settings[name])]
-    problems += [f"{name} = {settings[name]!r} is not a number above 0" for name in wrong]
+    expected = {"truncate": "true or false"}
+    problems += [f"{name} = {settings[name]!r} is not {expected.get(name, 'a number above 0')}" for name in wrong]
     if not wrong:
         problems += _wrong_order(kind, {**keys, **_ROPE_DEFAULTS, **settings})
         if magnitude is not None and not math.isclose(magnitude, _magnitude(kind, settings), rel_tol=1e-6):
@@ -279,6 +288,8 @@ def _is_unknown_rope_key(name: str, settings: Json) -> bool:
 
 def _fits(name: str, value: Any) -> bool:
     """Whether a setting of a rotary scaling is a number above 0, or a list of them where one is expected."""
+    if name == "truncate":
+        return isinstance(value, bool)
     if name not in ("short_factor", "long_factor"):
         return _is_positive(value)
     return isinstance(value, list) and bool(value) and all(map(_is_positive, value))
@@ -297,6 +308,8 @@ def rope_json(keys: Json, *, share: bool = False) -> dict[str, Any]:
     )
     settings = {name: keys[f"rope_{ours}"] for name, ours in names.items()}
     settings |= {name: list(value) for name, value in settings.items() if isinstance(value, tuple)}
+    if settings.get("truncate") is True:  # the default
+        del settings["truncate"]
     if share:
         settings["partial_rotary_factor"] = keys.get("rope_fraction", 1.0)
     scaling = {"rope_type": kind, **settings} if kind != "default" else None

@@ -21,6 +21,7 @@ from trainer.config.sections import ModelSection, MoESection, RunConfig
 from trainer.models.family import Form, HuggingFace, Json, split_block
 from trainer.models.gpt import deepseek
 from trainer.models.gpt.hf_layers import (
+    ROPE_TABLES,
     contradictions,
     demand,
     layered_rope_json,
@@ -55,6 +56,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen2_moe": "Qwen2MoeForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "olmoe": "OlmoeForCausalLM",
+        "gpt_oss": "GptOssForCausalLM",
         **deepseek.TYPES,
     }
 )
@@ -114,6 +116,11 @@ DEFAULTS: Mapping[str, Json] = MappingProxyType(
         "olmoe": {**_OLMO, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
                   "num_attention_heads": 16, "max_position_embeddings": 4096, "num_experts": 64,
                   "num_experts_per_tok": 8, "norm_topk_prob": False, "router_aux_loss_coef": 0.01},
+        "gpt_oss": {**_LLAMA, "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+                    "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+                    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "attention_bias": True,
+                    "sliding_window": 128, "rope_theta": 150000.0, "num_local_experts": 128, "num_experts_per_tok": 4,
+                    "router_aux_loss_coef": 0.001, "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
         **deepseek.DEFAULTS,
     }
 )  # fmt: skip
@@ -127,10 +134,14 @@ _FORMS: Mapping[str, Json] = MappingProxyType(
         "gemma3_text": {"block_norm": "both", "norm_zero_centered": True, "qk_norm": True},
         "qwen3_moe": {"qk_norm": True},
         "olmoe": {"qk_norm": "all_heads"},
+        "gpt_oss": {"attention_sinks": "learned", "activation": "quick_geglu", "activation_offset": 1.0},
     }
 )
+_LIMIT = 7.0  # of gpt-oss's activation
+_GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+_GPT_OSS_ROPE |= {"original_max_position_embeddings": 4096}
 _BIASED = ("llama", "smollm3", "granite")  # whose linear layers may have biases
-_WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "olmo3", "smollm3", "phi3", "gemma2", "gemma3_text")
+_WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "olmo3", "smollm3", "phi3", "gemma2", "gemma3_text", "gpt_oss")
 _LAYERED_THETA = {"olmo3": (5e5, 5e5), "gemma3_text": (1e6, 1e4)}  # in layers without and with a window
 LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -240,6 +251,8 @@ def fitting_type(config: RunConfig) -> str:
 
 
 def _type_with_experts(model: ModelSection, moe: MoESection) -> str:
+    if model.attention_sinks == "learned":
+        return "gpt_oss"
     if moe.shared_ffn_hidden_size or model.bias == "qkv":
         return "qwen2_moe"
     if model.qk_norm:
@@ -305,6 +318,11 @@ def _llama(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     }
     if kind in _OF_EXPERTS:
         keys["moe"] = _moe(kind, settings, problems)
+    if kind == "gpt_oss":
+        if not any(settings.get(name) for name in ROPE_TABLES):
+            settings = {**settings, "rope_parameters": _GPT_OSS_ROPE}
+        keys["activation_clamp"] = settings["swiglu_limit"]
+        demand(settings, "swiglu_alpha", 1.702, problems)
     if kind == "phi3":
         return keys | _phi3(settings, problems)
     demand(settings, "partial_rotary_factor", 1.0, problems)
@@ -340,6 +358,7 @@ _OF_EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "qwen3_moe": {"num_experts": "num_experts", "moe_intermediate_size": "ffn_hidden_size"},
         "olmoe": {"num_experts": "num_experts", "intermediate_size": "ffn_hidden_size"},
+        "gpt_oss": {"num_local_experts": "num_experts", "intermediate_size": "ffn_hidden_size"},
     }
 )
 
@@ -364,7 +383,7 @@ def _moe_json(kind: str, keys: Json) -> dict[str, Any]:
         return {}
     written = {name: size for name, ours in _OF_EXPERTS[kind].items() if (size := keys[f"moe.{ours}"])}
     written["num_experts_per_tok"] = keys["moe.top_k"]
-    if kind != "mixtral":
+    if kind not in ("mixtral", "gpt_oss"):
         written["norm_topk_prob"] = keys["moe.normalize_weights"]
     if kind.startswith("qwen"):
         mlps = [number for number, has_experts in enumerate(keys["moe.layers"]) if not has_experts]
@@ -409,6 +428,8 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
         written |= {"attention_bias": keys["bias"] is True, "mlp_bias": keys["bias"] is True}
     if kind in _WINDOWED:
         written |= window_json(kind, keys)
+    if kind == "gpt_oss":
+        written |= {"attention_bias": True, "swiglu_limit": keys["activation_clamp"] or _LIMIT}
     if kind == "smollm3":
         every = keys.get("rope_interval") or 0
         numbers = range(1, keys["num_layers"] + 1)
@@ -429,6 +450,9 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
 
 
 def _bias(kind: str, settings: Json, problems: list[str]) -> bool | str:
+    if kind == "gpt_oss":  # of all its linear layers
+        demand(settings, "attention_bias", True, problems)
+        return True
     if kind == "qwen2" or (kind == "qwen2_moe" and settings["qkv_bias"]):
         return "qkv"
     if kind in _BIASED and settings["attention_bias"] and settings["mlp_bias"]:
@@ -456,6 +480,10 @@ def tensor(name: str, size: tuple[int, ...], shape: GPTShape, model_type: str) -
         return deepseek.tensor(name, size, shape)
     block, rest = split_block(name)
     part, kind = rest.rsplit(".", 1)
+    if rest == "attention.sink":
+        return Form(f"model.layers.{block}.self_attn.sinks", "row", "row", {"row": size[0]})
+    if model_type == "gpt_oss" and part.startswith("mlp."):
+        return _of_stacked_experts(f"model.layers.{block}.mlp", part.removeprefix("mlp."), kind, size=size)
     if model_type == "gpt2":
         outer = "" if part == "head" else "transformer."
         theirs = f"{outer}{'' if block is None else f'h.{block}.'}{_GPT2_NAMES[part]}.{kind}"
@@ -487,6 +515,20 @@ def _of_experts(layer: str, part: str, *, size: tuple[int, ...], model_type: str
         )
     theirs = {"router": "gate", "shared": f"shared_expert.{names.get(inner)}", "shared_gate": "shared_expert_gate"}
     return Form(f"{module}.{theirs[outer]}.weight", "row column", "row column", lengths)
+
+
+def _of_stacked_experts(layer: str, part: str, kind: str, *, size: tuple[int, ...]) -> Form:
+    """Of gpt-oss: the matrices of all experts are one tensor, transposed, with gate and up in alternating columns."""
+    outer, _, inner = part.partition(".")
+    if outer == "router":
+        dims = "row column" if len(size) == 2 else "row"
+        return Form(f"{layer}.router.{kind}", dims, dims, dict(zip(("row", "column"), size, strict=False)))
+    lengths = dict(zip(("expert", "row", "column"), size, strict=False))
+    columns, ours = (" column", "expert row column") if len(size) == 3 else ("", "expert row")
+    tensor = f"{layer}.experts.{'down_proj' if inner == 'down' else 'gate_up_proj'}{'_bias' if kind == 'bias' else ''}"
+    if inner == "down":
+        return Form(tensor, ours, f"expert{columns} row", lengths)
+    return Form(tensor, ours, f"expert{columns} (row half)", lengths, {"half": (int(inner == "up"), 2)})
 
 
 def _gpt2_form(theirs: str, part: str, *, size: tuple[int, ...]) -> Form:
@@ -558,6 +600,7 @@ HUGGING_FACE = HuggingFace(
     second_names={
         "gpt2": _SECOND_NAMES,
         "qwen3_moe": {"num_local_experts": "num_experts"},
+        "gpt_oss": {"num_experts": "num_local_experts"},
         **deepseek.SECOND_NAMES,
     },
     fitting_type=fitting_type,

@@ -47,7 +47,7 @@ _OF_SCALING = {
     "none": (),
     "linear": ("factor",),
     "ntk": ("factor",),
-    "yarn": ("factor", "original_length", "beta_fast", "beta_slow"),
+    "yarn": ("factor", "original_length", "beta_fast", "beta_slow", "truncate"),
     "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
     "longrope": ("factor", "original_length", "short_factors", "long_factors"),
 }
@@ -290,6 +290,7 @@ def _rope_shape(model: ModelSection) -> RopeShape:
         high_freq_factor=model.rope_high_freq_factor,
         beta_fast=model.rope_beta_fast,
         beta_slow=model.rope_beta_slow,
+        truncate=model.rope_truncate,
         short_factors=model.rope_short_factors,
         long_factors=model.rope_long_factors,
         window_theta=model.rope_window_theta or 0.0,
