@@ -103,7 +103,8 @@ class Router(Layer):
             by_NE = by_NE + self.expert_bias.to(by_NE.dtype)
         if shape.groups_per_token < shape.groups:
             by_NGE = by_NE.unflatten(-1, (shape.groups, -1))
-            best_NG = by_NGE.topk(shape.top_k // shape.groups_per_token, -1).values.sum(-1)
+            best = 1 if shape.group_score == "max" else shape.top_k // shape.groups_per_token
+            best_NG = by_NGE.topk(best, -1).values.sum(-1)
             group_NG = best_NG.topk(shape.groups_per_token, -1).indices
             open_NG = torch.zeros_like(best_NG, dtype=torch.bool).scatter(-1, group_NG, True)
             by_NE = torch.where(open_NG.unsqueeze(-1), by_NGE, -math.inf).flatten(-2)

@@ -176,6 +176,7 @@ class MoEShape:
     weight_scale: float = 1.0
     groups: int = 1
     groups_per_token: int = 1
+    group_score: Literal["sum", "max"] = "sum"
     expert_bias: bool = False
     expert_bias_rate: float = 1e-3
     balance: Literal["sequence", "microbatch", "none"] = "sequence"

@@ -44,7 +44,8 @@ NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt_neox")
 NAMES += ("stablelm", "stablelm2", "cohere", "cohere2")
 NAMES += ("olmo2", "olmo3", "smollm3", "phi3", "phi4", "gemma2", "gemma3", "granite")
 NAMES += ("qwen2_moe",)
-OTHER_EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "deepseek_dense")
+OTHER_EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
+OTHER_EXPERTS += ("deepseek_v2", "deepseek_v2_groups", "deepseek_v3", "deepseek_dense")
 LATENT = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
 LATENT |= {"num_hidden_layers": 3, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
 LATENT |= {"v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 16}
@@ -112,6 +113,11 @@ def config(name, **changes):
         ),
         "deepseek_v2": lambda: transformers.DeepseekV2Config(
             **LATENT | {"q_lora_rank": None, "routed_scaling_factor": 1.5} | changes
+        ),
+        "deepseek_v2_groups": lambda: transformers.DeepseekV2Config(
+            **LATENT
+            | {"num_experts_per_tok": 3, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+            | changes
         ),
         "deepseek_v3": lambda: transformers.DeepseekV3Config(
             **LATENT

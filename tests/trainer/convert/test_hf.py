@@ -446,6 +446,7 @@ LATENTS = st.fixed_dictionaries(
                 "normalize_weights": st.booleans(),
                 "groups": st.sampled_from([0, 4]),
                 "groups_per_token": st.sampled_from([0, 2]),
+                "group_score": st.sampled_from(["sum", "max"]),
                 "layers": st.sampled_from([[], [0, 1, 1, 1, 1], [1, 0, 1, 0, 1]]),
             }
         ),
@@ -621,7 +622,8 @@ def test_deepseek_with_further_layers_as_it_is_published(tmp_path):
         ("deepseek_v3", {"rope_scaling": {**YARN, "mscale": None}}, "mscale_all_dim without mscale"),
         ("deepseek_v3", {"rope_scaling": {**YARN, "mscale": "1"}}, "are not numbers of at least 0"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias = True"),
-        ("deepseek_v2", {"num_experts_per_tok": 2, "topk_method": "group_limited_greedy"}, "topk_method"),
+        ("deepseek_v2", {"num_experts_per_tok": 2, "topk_method": "group_limited_greedy"}, "needs both"),
+        ("deepseek_v2", {"num_experts_per_tok": 2, "topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
         ("deepseek_v2", {}, "num_experts_per_tok is not set"),
     ],
 )

@@ -310,6 +310,8 @@ def _pattern_problems(config: RunConfig) -> Iterator[str]:
 def _group_problems(moe: MoESection) -> Iterator[str]:
     """Groups of experts have equal sizes, and enough experts for a token."""
     groups, kept = moe.groups, moe.groups_per_token
+    if moe.group_score != "sum" and (kept is None or kept == groups):
+        yield f'model.moe.group_score="{moe.group_score}" needs model.moe.groups_per_token, which groups are chosen for'
     if groups is None:
         if kept is not None:
             yield f"model.moe.groups_per_token={kept} needs model.moe.groups; set it, or leave groups_per_token out"
@@ -323,7 +325,15 @@ def _group_problems(moe: MoESection) -> Iterator[str]:
     each = moe.num_experts // groups
     if kept is not None and kept > groups:
         yield f"model.moe.groups_per_token={kept} is above model.moe.groups={groups}; choose at most {groups}"
-    elif kept is not None and kept < groups and (moe.top_k % kept or moe.top_k // kept > each):
+    elif kept is None or kept == groups:
+        return
+    elif moe.group_score == "max":
+        if moe.top_k > kept * each:
+            yield (
+                f"model.moe.top_k={moe.top_k} is above the {kept * each} experts of "
+                f"model.moe.groups_per_token={kept} groups; choose more groups, or fewer experts"
+            )
+    elif moe.top_k % kept or moe.top_k // kept > each:
         yield (
             f"model.moe.top_k={moe.top_k} experts cannot be chosen evenly from model.moe.groups_per_token={kept} "
             f"groups of {each}; choose a multiple of {kept}, up to {kept * each}"

@@ -2,7 +2,7 @@
 
 Published folders have the layers of later tokens behind the others, with copies of the embedding and of the head, which
 are not read. transformers gives norms of latents an epsilon of their own, 1e-6, so models with another one are refused.
-V2 chooses groups of experts by their best expert, which is not supported; without groups it is. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -152,9 +152,8 @@ def _experts(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     if first:
         found["layers"] = [int(number >= first) for number in range(layers)]
     if kind == "deepseek_v2":
-        demand(settings, "topk_method", "greedy", problems)
         demand(settings, "scoring_func", "softmax", problems)
-        return {**found, "normalize_weights": False}
+        return {**found, "normalize_weights": False, **_best_groups(settings, problems)}
     demand(settings, "scoring_func", "sigmoid", problems)
     demand(settings, "topk_method", "noaux_tc", problems)
     groups, chosen = settings["n_group"] or 1, settings["topk_group"] or 1
@@ -167,6 +166,18 @@ def _experts(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
         problems.append("weights of experts that are not normalized are not supported (norm_topk_prob, or one expert)")
     found |= {"score": "sigmoid", "expert_bias": True, "balance": "none"}
     return found | ({"groups": groups, "groups_per_token": chosen} if groups > 1 else {})
+
+
+def _best_groups(settings: Json, problems: list[str]) -> dict[str, Any]:
+    """V2: a token uses the groups with the best experts, if its method says so."""
+    if settings["topk_method"] != "group_limited_greedy":
+        demand(settings, "topk_method", "greedy", problems)
+        return {}
+    groups, chosen = settings["n_group"], settings["topk_group"]
+    if not groups or not chosen:
+        problems.append(f"n_group = {groups} and topk_group = {chosen}: topk_method 'group_limited_greedy' needs both")
+        return {}
+    return {"groups": groups, "groups_per_token": chosen, "group_score": "max"} if chosen < groups else {}
 
 
 def settings(kind: str, keys: Json) -> dict[str, Any]:
@@ -208,7 +219,11 @@ def _experts_json(kind: str, keys: Json) -> dict[str, Any]:
         "moe_layer_freq": 1,
     }
     if kind == "deepseek_v2":
-        return written | {"topk_method": "greedy", "scoring_func": "softmax", "norm_topk_prob": False}
+        written |= {"topk_method": "greedy", "scoring_func": "softmax", "norm_topk_prob": False}
+        if keys.get("moe.group_score") != "max":
+            return written
+        of_groups = {"n_group": keys["moe.groups"], "topk_group": keys["moe.groups_per_token"]}
+        return written | {"topk_method": "group_limited_greedy", **of_groups}
     groups, chosen = keys["moe.groups"], keys["moe.groups_per_token"]
     if keys["moe.top_k"] != 2 * chosen:  # one group is whole; the number of several is then read back as another
         groups = chosen = 1

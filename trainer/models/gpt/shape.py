@@ -245,6 +245,7 @@ def _moe_shape(moe: MoESection, ffn_hidden_size: int) -> MoEShape:
         weight_scale=moe.weight_scale or 1.0,
         groups=groups,
         groups_per_token=moe.groups_per_token or groups,
+        group_score=moe.group_score,
         expert_bias=moe.expert_bias,
         expert_bias_rate=moe.expert_bias_rate,
         balance=moe.balance,
@@ -477,6 +478,8 @@ def _moe_keys(shape: GPTShape) -> dict[str, Any]:
         del keys["moe.capacity_of"], keys["moe.drop"]
     if not shape.moe.shared_ffn_hidden_size:
         del keys["moe.shared_gate"]
+    if shape.moe.groups_per_token == shape.moe.groups:
+        del keys["moe.group_score"]
     return keys
 
 
