@@ -3,13 +3,17 @@
     python benchmarks/decode.py [--shapes llama1b llama7b] [--rows ours fp8 gpt-fast transformers] [--batches 1 64]
     python benchmarks/decode.py --nproc 2 --rows ours fp8    # tp 2
     python benchmarks/decode.py --row ours --shape llama1b --batch 1 --profile kernels.txt
+    python benchmarks/decode.py --requests 10000 [--row fp8] --shape llama1b --batch 32
 
 Rows: `ours`, the engine of `mtrain generate` (its scheduler, sampling and texts' bookkeeping are in the time); `fp8`,
-the same with weights in FP8; `gather`, the same without the Triton kernel; `gpt-fast`, the loop of that project in
+the same with weights in FP8; `gather`, the same without the Triton kernel; `few-rows`, the same with the kernel for a
+few tokens in bf16 (of one rank); `gpt-fast`, the loop of that project in
 short (decode_peer.py); `transformers` with a static cache, which it compiles itself; `transformers-batch`, its
 continuous batching. With --nproc N the first three divide the model over N ranks, and the bound is that of a rank.
 Batch 1 begins with 10 tokens and goes on to 1,000; other batches have prompts of 1,000 tokens. The bound is the bytes
-of weights and cache over the bandwidth of a copy that is measured in the same process. Each row is a process of its own
+of weights and cache over the bandwidth of a copy that is measured in the same process. --requests draws lengths of
+prompts and texts, cancels every tenth, and prints by how many bytes a token the memory of the GPU and of the process
+grows after the first fifth. Each row is a process of its own
 (with --nproc, one for each rank) with a time limit; a line of JSON for each, and a table last. bf16, greedy.
 """
 
@@ -17,9 +21,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -29,12 +35,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.decode_peer import GptFast, transformers_batches, transformers_loop
 from trainer.config.sections import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
-from trainer.kernels import paged_attention, plain
+from trainer.kernels import few_rows, paged_attention, plain
 from trainer.layers.linear import Linear
 from trainer.models.float8_layers import keep_float8_weights
 from trainer.models.gpt.model import GPT, build_gpt
@@ -57,7 +64,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama7b": LLAMA
     | {"num_layers": 32, "hidden_size": 4096, "num_heads": 32, "ffn_hidden_size": 11008, "vocab_size": 32000},
 }
-OURS = ("ours", "fp8", "gather")
+OURS = ("ours", "fp8", "gather", "few-rows")
 ROWS = (*OURS, "gpt-fast", "transformers", "transformers-batch")
 SHORT, LONG = 10, 1000  # tokens of a prompt, at batch 1 and at others
 STEPS = 96  # of other batches, and of each measured part at batch 1
@@ -141,10 +148,7 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
     world = join_world(Mesh(place.world_size, place.world_size), placement=place)
     device, tp = world.device, place.world_size
     model, sizes = random_model(shape, world, dtype=torch.bfloat16)
-    if row == "gather":
-        use_gather(model.module)
-    if row == "fp8":
-        keep_float8_weights(model.module, device=device)
+    use_variant(row, model.module, device)
     new = LONG + 4 - SHORT
     if batch > 1:
         new = STEPS + 16 + batch * LONG // CHUNK  # after the steps with prompts, all rows run in STEPS of them
@@ -229,10 +233,53 @@ def rates(rank_bytes: float, batch: int, step_s: float, device: torch.device) ->
     }
 
 
-def use_gather(module: GPT) -> None:
-    """Let attention to pages be the plain twin."""
-    for block in module.blocks.values():
-        block.attention.kernels = dataclasses.replace(block.attention.kernels, paged_attention=plain.paged_attention)
+def use_variant(row: str, module: GPT, device: torch.device) -> None:
+    """Change a model as a row needs it."""
+    if row == "fp8":
+        keep_float8_weights(module, device=device)
+    elif row == "gather":
+        for block in module.blocks.values():
+            kernels = dataclasses.replace(block.attention.kernels, paged_attention=plain.paged_attention)
+            block.attention.kernels = kernels
+    elif row == "few-rows":
+        for layer in module.modules():
+            if isinstance(layer, Linear):
+                layer.forward = functools.partial(_few_rows_forward, layer, layer.forward)  # type: ignore[method-assign]
+
+
+def _few_rows_forward(layer: Linear, other: Callable[[Tensor], Tensor], x_NI: Tensor) -> Tensor:
+    return few_rows.launch(x_NI, layer.weight, None, dtype=x_NI.dtype) if len(x_NI) <= few_rows.FEW else other(x_NI)
+
+
+def memory_slopes(row: str, shape: str, batch: int, requests: int) -> dict[str, Any]:
+    """Bytes a token by which memory grows over the last four fifths of many requests."""
+    world = join_world(Mesh(1), placement=Placement())
+    device = world.device
+    model, sizes = random_model(shape, world, dtype=torch.bfloat16)
+    use_variant(row, model.module, device)
+    engine, generator = Engine(model, max_batch=batch, longest=512), random.Random(1)
+    samples: dict[str, list[tuple[int, int]]] = {"rss": [], "allocated": [], "reserved": []}
+    tokens = 0
+    for number in range(requests):
+        ids = [generator.randrange(sizes.vocab_size) for _ in range(generator.randint(1, 200))]
+        rules = Sampling(temperature=generator.choice([0.0, 1.0]), top_p=generator.choice([0.9, 1.0]), seed=number)
+        count = generator.randint(1, 60)
+        engine.add(Request(str(number), ids, rules, max_tokens=count, top_logprobs=number % 3))
+        if number % 10 == 0:
+            engine.cancel(str(number - 3))
+        while engine.load().waiting >= batch or (number + 1 == requests and engine.busy):
+            tokens += sum(token.token >= 0 for token in engine.step())
+        if number % 50 == 0 and number >= requests // 5:
+            statm = Path("/proc/self/statm").read_text().split()
+            samples["rss"].append((tokens, int(statm[1]) * os.sysconf("SC_PAGE_SIZE")))
+            if device.type == "cuda":
+                samples["allocated"].append((tokens, torch.cuda.memory_allocated()))
+                samples["reserved"].append((tokens, torch.cuda.memory_reserved()))
+    return {"requests": requests, "tokens": tokens} | {
+        f"{name}_bytes_per_token": round(statistics.linear_regression(*zip(*points, strict=True)).slope, 4)
+        for name, points in samples.items()
+        if points
+    }
 
 
 @torch.no_grad()
@@ -318,7 +365,13 @@ def main() -> int:
     parser.add_argument("--shape", default="llama1b", choices=SHAPES)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--profile", help="with --row ours: write the table of kernels here")
+    parser.add_argument("--requests", type=int, help="the growth of memory over so many requests")
     arguments = parser.parse_args()
+    if arguments.requests:
+        row = arguments.row or "ours"
+        print(json.dumps(memory_slopes(row, arguments.shape, arguments.batch, arguments.requests)), flush=True)
+        leave_world()
+        return 0
     if arguments.row:
         call = (arguments.row, arguments.shape, arguments.batch)
         facts = our_row(*call, arguments.profile) if arguments.row in OURS else peer_row(*call)

@@ -184,10 +184,8 @@ def test_a_stopped_rank_ends_requests_and_ranks(model: str, mesh: str, rank: int
         ranks = server.ranks()
         with opened(server, stream=True, texts=100) as connection:
             connection.recv(1000)
-            began_s = time.monotonic()
             os.kill(ranks[rank], signal.SIGSTOP)
             said = rest(connection)
-            assert time.monotonic() - began_s < ERROR_S
         assert f"rank {rank} did not respond for 8 s".encode() in said and b"[DONE]" not in said
         code, lines = server.end()
         assert code == 5 and f"rank {rank} did not respond for 8 s; rank {rank} was last in " in lines
