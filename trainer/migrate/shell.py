@@ -111,6 +111,16 @@ class _Block(NamedTuple):
     runs: bool | None = True
 
 
+def _without_prefix(raw: list[str]) -> list[str]:
+    """The words of a command without `command` and `builtin`, which run what follows them."""
+    while raw[0] in ("command", "builtin"):
+        rest = raw[2:] if raw[1:2] == ["--"] else raw[1:]
+        if not rest or rest[0].startswith("-") or _ASSIGNMENT.fullmatch(rest[0]):
+            break
+        raw = rest
+    return raw
+
+
 class _ShellReader:
     """The variables so far, and the commands."""
 
@@ -289,6 +299,7 @@ class _ShellReader:
     def _simple(self, raw: list[str], *, sure: bool) -> None:
         """Assignments and commands; if it is uncertain that they run, an assigned value becomes unknown."""
         self._sure = sure
+        raw = _without_prefix(raw)
         declares = raw[0] in _DECLARES
         # Of such variables the value is not the text: integers, references, letters of one case.
         odd = declares and any(re.fullmatch("-[A-Za-z]*[ilnu][A-Za-z]*", word) for word in raw[1:])
