@@ -17,6 +17,7 @@ _MAKE, _PARTS, _STORED = "make a corpus", "make a corpus in parts", "read from o
 _REWRITE, _BLEND, _LOOK = "divide and reorder a corpus", "mix corpora for training", "inspect data"
 COMMANDS = (
     Command("train-tokenizer", "train a tokenizer on text", module=".train_tokenizer", group=_MAKE),
+    Command("extract", "write the text of web pages and wikis", module=".extract", group=_MAKE),
     Command("clean", "repair and filter web text by rules", module=".clean", group=_MAKE),
     Command("dedup", "find documents that repeat earlier ones", module=".dedup", group=_MAKE),
     Command("decontaminate", "take the texts of test sets out of training text", module=".decontaminate", group=_MAKE),

@@ -39,11 +39,17 @@ def add_text_job(parser: Parser) -> None:
     add("--removed", metavar="FILE", help="keep removed rows with their reasons, as lines of JSON")
     add("--rows-only", action="store_true", help="write only which rows are removed, for preprocess --skip-rows")
     add("--max-record-bytes", type=size, metavar="N", help="reject records of more bytes than this (default: 64M)")
+    add_bad_rows(parser)
+    add("--shard", metavar="K/N", help="do part K of N, in a folder of its own below the output")
+    add("--workers", type=int, default=0, metavar="W", help="processes (default: all cores)")
+
+
+def add_bad_rows(parser: Parser) -> None:
+    """What happens to rows that cannot be read."""
+    add = parser.add_argument
     add("--on-error", nargs="+", action=OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
     add("--quarantine", metavar="FILE", help="where --on-error quarantine writes bad rows")
     add("--max-errors", metavar="LIMIT", help="fail above this many bad rows: 100, or 0.5%%")
-    add("--shard", metavar="K/N", help="do part K of N, in a folder of its own below the output")
-    add("--workers", type=int, default=0, metavar="W", help="processes (default: all cores)")
     parser.set_defaults(on_error="stop")
 
 

@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,15 @@ from mdata.preprocessing.worker_pool import Pool
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
 from mdata.sources.folder_files import PathFilter
-from mdata.sources.input_files import ENDINGS, STDIN, SourceFile, check_unchanged, find_inputs
+from mdata.sources.input_files import (
+    ENDINGS,
+    STDIN,
+    TEXT_FORMATS,
+    Format,
+    SourceFile,
+    check_unchanged,
+    find_inputs,
+)
 from mdata.sources.jsonl import split_lines
 from mdata.sources.parquet import footer_of
 from mdata.sources.parse import parse
@@ -146,11 +154,13 @@ class Edit(NamedTuple):
         reason: why it is removed; "": it is not.
         texts: those in its place; None: it stays as it is.
         lines: what is written for it, if that is not left to the job.
+        about: of a removed record, for the file of removed ones.
     """
 
     reason: str = ""
     texts: Sequence[str] | None = None
     lines: Sequence[bytes] | None = None
+    about: Mapping[str, Any] | None = None
 
 
 KEEP = Edit()
@@ -186,6 +196,29 @@ class TextWork(Protocol):
 
     def summary(self, counts: Counter[str]) -> dict[str, Any]:
         """The counts of all chunks, for the report."""
+
+
+class RecordEdits(NamedTuple):
+    """What becomes of the records of a chunk: of each (its number from 1, ...), and which cannot be read.
+
+    Records that are in neither were left out and count as filtered.
+    """
+
+    rows: int
+    edits: Sequence[tuple[int, Edit]]
+    bad_rows: Sequence[BadRow]
+
+
+@runtime_checkable
+class RecordWork(TextWork, Protocol):
+    """Work on records that are no texts yet; its edits have lines."""
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """Those that it reads."""
+
+    def edit_records(self, chunk: Chunk, data: bytes, spec: ReadSpec) -> RecordEdits:
+        """What becomes of each record of a chunk."""
 
 
 class TextBatch(NamedTuple):
@@ -262,6 +295,8 @@ class _OnChunks:
 
     def __call__(self, chunk: Chunk) -> _Edited:
         data = read_chunk(chunk, self.spec)
+        if isinstance(self.work, RecordWork):
+            return self._edited_records(chunk, data, self.work)
         batch = parse(chunk.source.format, data, spec=self.spec)
         lines = split_lines(data) if chunk.source.format == "jsonl" else None
         rows = list(range(1, batch.rows + 1)) if batch.kept is None else batch.kept
@@ -310,6 +345,34 @@ class _OnChunks:
             changed,
             reasons,
             counts,
+        )
+
+    def _edited_records(self, chunk: Chunk, data: bytes, work: RecordWork) -> _Edited:
+        records = work.edit_records(chunk, data, self.spec)
+        gone = np.zeros(records.rows, np.bool_)
+        output, removed, removed_rows, reasons = list[bytes](), list[bytes](), list[int](), Counter[str]()
+        for row, edit in records.edits:
+            output += edit.lines or ()
+            if edit.reason:
+                gone[row - 1] = True
+                reasons[edit.reason] += 1
+                if self.options.removed:
+                    removed_rows.append(row)
+                    removed.append(orjson.dumps({"reason": edit.reason, **(edit.about or {})})[1:] + b"\n")
+        content = b"\n".join((*output, b"")) if output else b""
+        return _Edited(
+            records.rows,
+            chunk_digest(data),
+            gone,
+            np.frombuffer(_compressed(content, self.options.compression), np.uint8),
+            np.frombuffer(b"".join(removed), np.uint8),
+            np.cumsum([len(line) for line in removed], dtype=np.int64),
+            np.array(removed_rows, np.int64),
+            tuple(records.bad_rows),
+            records.rows - len(records.edits) - len(records.bad_rows),
+            len(records.edits) - reasons.total(),
+            reasons,
+            Counter(),
         )
 
 
@@ -378,8 +441,9 @@ def run_text_job(options: TextJobOptions, work: TextWork, progress: Progress = S
         ResourceError: the disk or memory ran out; run again to continue.
     """
     chosen = PathFilter(options.include, options.exclude)
+    formats = work.formats if isinstance(work, RecordWork) else TEXT_FORMATS
     files: Sequence[SourceFile] = find_inputs(
-        options.inputs, format=options.input_format, filter=chosen, progress=progress
+        options.inputs, format=options.input_format, filter=chosen, progress=progress, formats=formats
     ).files
     if any(file.path == STDIN for file in files):
         raise UsageError(f"mdata {work.name} cannot read standard input", fix="give files")
@@ -441,6 +505,7 @@ class _TextJob:
             keep_bad_lines=options.on_error == "quarantine",
             sentence_lists=False,
             where=where,
+            keep_torn=isinstance(work, RecordWork),
         )
         made_of = {
             **options.content,

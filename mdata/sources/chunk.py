@@ -2,10 +2,10 @@
 
 Chunk k of a file is the lines that *begin* in bytes [k * chunk_bytes, (k + 1) * chunk_bytes) of its decompressed text,
 so that each line belongs to exactly one chunk. A plain file is divided without being read, and the parser reads its
-chunks; a stream (compressed, standard input, parquet, Arrow, WARC) is read here, by a few threads that read ahead, and
-its chunks carry their data. A line that continues past its chunk is read up to a little more than `max_record_bytes`,
-so that the parser sees that it is too long. Plain text with one document per file is one chunk; a chunk of parquet or
-Arrow is consecutive rows, one of WARC whole records.
+chunks; a stream (compressed, standard input, parquet, Arrow, WARC, MediaWiki) is read here, by a few threads that read
+ahead, and its chunks carry their data. A line that continues past its chunk is read up to a little more than
+`max_record_bytes`, so that the parser sees that it is too long. Plain text with one document per file is one chunk; a
+chunk of parquet or Arrow is consecutive rows, one of WARC whole records.
 
 Slow twin: tests/reference/sources.py.
 """
@@ -42,6 +42,7 @@ class Chunk:
         start, stop: its bytes in the decompressed text; for parquet and Arrow its rows.
         data: its records; None: `read_chunk` reads them.
         file_bytes: its size in the file on disk, for progress.
+        damage: see `ChunkContent`.
     """
 
     file_number: int
@@ -51,6 +52,7 @@ class Chunk:
     stop: int
     data: bytes | None
     file_bytes: int
+    damage: str = ""
 
 
 def chunks(
@@ -155,7 +157,7 @@ def _read_ahead(file: SourceFile, chunk_bytes: int, spec: ReadSpec) -> Backgroun
 
 
 def _is_one_chunk(file: SourceFile, spec: ReadSpec) -> bool:
-    return file.format == "text" and spec.text_documents == "file"
+    return file.format == "html" or (file.format == "text" and spec.text_documents == "file")
 
 
 def _divide(file_number: int, file: SourceFile, chunk_bytes: int, *, spec: ReadSpec, first: int) -> Iterator[Chunk]:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from mdata.errors import UsageError, explain_os_error, few
 from mdata.object_storage.address import Address, address_of, is_address, neither
@@ -25,7 +25,9 @@ from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter, SkippedFiles, files_below, is_result
 from mdata.sources.saved_datasets import without_metadata
 
-Format = Literal["jsonl", "parquet", "arrow", "warc", "text"]
+Format = Literal["jsonl", "parquet", "arrow", "warc", "text", "mediawiki", "html"]
+TEXT_FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow", "warc", "text")
+"""Those that `preprocess` reads; a page of HTML or MediaWiki becomes text by `extract` first."""
 Compression = Literal["none", "gzip", "zstd", "bzip2", "xz"]
 
 STDIN = Path("-")
@@ -35,6 +37,7 @@ _TAR, _TAR_AT = b"ustar", 257
 # Texts do not contain these; every format with a magic number but WARC has some of them in its first bytes.
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
 _FIRST_LINE_OF_WARC = re.compile(rb"WARC/[0-9.]+\r?\n")
+_PAGE_RANGE = re.compile(r"\.xml-p\d+p\d+(?=\.|$)")
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
 _COMPRESSED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
 ARROW_FILE = b"ARROW1"
@@ -63,6 +66,8 @@ ENDINGS: dict[Format, tuple[str, ...]] = {
     "arrow": (".arrow", ".feather"),
     "warc": _compressed((".warc", ".wet")),
     "text": _compressed((".txt", ".text", ".md")),
+    "mediawiki": _compressed((".xml",)),
+    "html": _compressed((".html", ".htm", ".xhtml")),
 }
 
 
@@ -106,7 +111,7 @@ class SourceFile:
     def streamed(self) -> bool:
         """Whether it must be read in order by one reader; any chunk of other files can be read separately."""
         local = isinstance(self.path, Path) and self.path != STDIN
-        return self.compression != "none" or self.format in ("parquet", "arrow", "warc") or not local
+        return self.compression != "none" or self.format in ("parquet", "arrow", "warc", "mediawiki") or not local
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ def find_inputs(
     format: Literal["auto"] | Format = "auto",
     filter: PathFilter = _ALL,
     progress: Progress = SILENT,
+    formats: tuple[Format, ...] = TEXT_FORMATS,
 ) -> Inputs:
     """The files that the arguments name, in the order in which they will be read.
 
@@ -131,6 +137,7 @@ def find_inputs(
         format: of every file; "auto" decides by first bytes and endings.
         filter: which files of folders are read.
         progress: receives a note on each skipped file.
+        formats: those that are read here.
 
     Raises:
         UsageError: an unreadable path, a pattern without a match, a file named twice, data in another format.
@@ -141,8 +148,8 @@ def find_inputs(
         raise UsageError("an input has no name", found="''", fix="give files, folders or patterns")
     if not inputs:
         raise UsageError("no input is named", fix="give files, folders or patterns of .jsonl or .jsonl.gz")
-    if format not in ("auto", *get_args(Format)):
-        raise UsageError(f"input format {format!r}", expected=f"auto, {', '.join(get_args(Format))}")
+    if format not in ("auto", *formats):
+        raise UsageError(f"input format {format!r}", expected=f"auto, {', '.join(formats)}")
     if filter and not any(is_address(name) or Path(name).is_dir() for name in inputs):
         raise UsageError(
             "--include and --exclude need a folder in the input", found=f"no folder among {few(list(map(str, inputs)))}"
@@ -150,7 +157,7 @@ def find_inputs(
     by_path: dict[Path | Address, SourceFile] = {}
     skipped = SkippedFiles()
     for name in inputs:
-        for file in _expand(str(name), format, filter, skipped):
+        for file in _expand(str(name), format, filter, skipped, formats):
             real = file.path if file.path == STDIN else file.path.resolve()
             if real in by_path:
                 raise UsageError(f"{file.path} is named twice in the input", fix="name each file once")
@@ -163,22 +170,32 @@ def find_inputs(
 
 
 def _expand(
-    name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles
+    name: str,
+    format: Literal["auto"] | Format,
+    filter: PathFilter,
+    skipped: SkippedFiles,
+    formats: tuple[Format, ...],
 ) -> Iterator[SourceFile]:
     # An existing folder with a name like "http:" is a path; anything else of that form is an address.
     if is_address(name) and not Path(name).exists():
-        return _of_storage(name, format, filter, skipped)
+        return _of_storage(name, format, filter, skipped, formats)
     if address := address_of(name):
         raise neither(name, address)
-    return (_look_at(path, format) for path in _paths(name, format, filter, skipped))
+    return (_look_at(path, format, formats) for path in _paths(name, format, filter, skipped, formats))
 
 
-def _paths(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> Iterator[Path]:
+def _paths(
+    name: str,
+    format: Literal["auto"] | Format,
+    filter: PathFilter,
+    skipped: SkippedFiles,
+    formats: tuple[Format, ...],
+) -> Iterator[Path]:
     path = Path(name)
     if path == STDIN and name == "-":
         yield STDIN
     elif path.is_dir():
-        yield from _of_folder(name, format, filter, skipped)
+        yield from _of_folder(name, format, filter, skipped, formats)
     elif path.exists() or not glob.has_magic(name):
         yield path
     else:
@@ -196,33 +213,47 @@ def _paths(name: str, format: Literal["auto"] | Format, filter: PathFilter, skip
 
 
 def _of_storage(
-    name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles
+    name: str,
+    format: Literal["auto"] | Format,
+    filter: PathFilter,
+    skipped: SkippedFiles,
+    formats: tuple[Format, ...],
 ) -> Iterator[SourceFile]:
     from mdata.sources.object_files import first_bytes, objects_of
 
-    all_endings, endings = endings_of(format)
+    all_endings, endings = endings_of(format, formats)
     objects = objects_of(name, endings, all_endings=all_endings, filter=filter, skipped=skipped)
     for facts, head in zip(objects, first_bytes(objects, HEAD_BYTES), strict=True):
-        kind = _format_of(facts.address, head, asked=format)
+        kind = _format_of(facts.address, head, asked=format, formats=formats)
         yield SourceFile(
             facts.address, facts.size_bytes, facts.modified_ns, kind, compression_of(head), etag=facts.etag
         )
 
 
-def endings_of(format: Literal["auto"] | Format) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The endings of all formats, and of the requested one."""
-    all_endings = tuple(ending for endings in ENDINGS.values() for ending in endings)
+def endings_of(
+    format: Literal["auto"] | Format, formats: tuple[Format, ...] = TEXT_FORMATS
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The endings of all formats that are read, and of the requested one."""
+    all_endings = tuple(ending for kind in formats for ending in ENDINGS[kind])
     return all_endings, all_endings if format == "auto" else ENDINGS[format]
 
 
-def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> list[Path]:
-    all_endings, endings = endings_of(format)
+def _of_folder(
+    name: str,
+    format: Literal["auto"] | Format,
+    filter: PathFilter,
+    skipped: SkippedFiles,
+    formats: tuple[Format, ...],
+) -> list[Path]:
+    all_endings, endings = endings_of(format, formats)
     here = SkippedFiles()
     files = files_below(Path(name), endings, all_endings=all_endings, filter=filter, skipped=here)
     files = without_metadata(files, here)
     if not files:
         plain = [ending for ending in endings if not ending.endswith(_COMPRESSED_ENDINGS[1:])]
-        more = f", also followed by {', '.join(_COMPRESSED_ENDINGS[1:])} (except .parquet, .arrow and .feather)"
+        more = f", also followed by {', '.join(_COMPRESSED_ENDINGS[1:])} (except .parquet, .arrow and .feather)" * (
+            "parquet" in formats
+        )
         raise UsageError(
             f"{name}: no input in this folder",
             found=str(here) or None,
@@ -234,7 +265,7 @@ def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, 
     return files
 
 
-def _look_at(path: Path, format: Literal["auto"] | Format) -> SourceFile:
+def _look_at(path: Path, format: Literal["auto"] | Format, formats: tuple[Format, ...]) -> SourceFile:
     if path == STDIN:
         if format in _BINARY:
             raise UsageError(f"{format} cannot be read from standard input", fix="name the file")
@@ -248,9 +279,8 @@ def _look_at(path: Path, format: Literal["auto"] | Format) -> SourceFile:
             head = file.read(HEAD_BYTES)
     except OSError as error:
         raise explain_os_error(error, "reading the input") from error
-    return SourceFile(
-        path, facts.st_size, facts.st_mtime_ns, _format_of(path, head, asked=format), compression_of(head)
-    )
+    kind = _format_of(path, head, asked=format, formats=formats)
+    return SourceFile(path, facts.st_size, facts.st_mtime_ns, kind, compression_of(head))
 
 
 def _check_stdin() -> None:
@@ -315,7 +345,11 @@ def begins_like_text(head: bytes) -> bool:
     return _CONTROL.search(head) is None
 
 
-def _format_of(path: Path | Address, head: bytes, *, asked: Literal["auto"] | Format) -> Format:
+def _format_of(
+    path: Path | Address, head: bytes, *, asked: Literal["auto"] | Format, formats: tuple[Format, ...]
+) -> Format:
+    if formats != TEXT_FORMATS:
+        return _page_format_of(path, head, asked=asked, formats=formats)
     name = path.name.lower()
     named_text = asked == "auto" and name.endswith(ENDINGS["text"]) and not _FIRST_LINE_OF_WARC.match(head)
     if (asked == "text" or named_text) and begins_like_text(head):
@@ -330,6 +364,23 @@ def _format_of(path: Path | Address, head: bytes, *, asked: Literal["auto"] | Fo
         description = f"not {asked}" if asked in _BINARY else actual
         raise UsageError(f"{path} is {description}, but the input format is {asked}", fix="leave the input format out")
     return asked
+
+
+def _page_format_of(
+    path: Path | Address, head: bytes, *, asked: Literal["auto"] | Format, formats: tuple[Format, ...]
+) -> Format:
+    refuse_foreign(path, head)
+    if asked != "auto":
+        return asked
+    # A dump in several files: enwiki-20261101-pages-articles1.xml-p1p41242.bz2
+    name = _PAGE_RANGE.sub(".xml", path.name.lower())
+    by_content = format_by_content(head) if format_by_content(head) in formats else None
+    kind = by_content or next((kind for kind in formats if name.endswith(ENDINGS[kind])), None)
+    if kind is None:
+        raise UsageError(
+            f"{path}: its name does not tell its format", expected=", ".join(formats), fix="--input-format FORMAT"
+        )
+    return kind
 
 
 def check_unchanged(file: SourceFile) -> None:

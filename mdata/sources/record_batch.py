@@ -26,6 +26,7 @@ Kind = Literal[
     "not-object",
     "not-utf8",
     "surrogate",
+    "torn",
     "too-deep",
     "too-long",
 ]
@@ -34,17 +35,22 @@ _EXCERPT_CHARACTERS = 80
 _FIXES: dict[Kind, str] = {
     "blank": "sed -i '/^[[:space:]]*$/d' FILE removes blank lines; or ",
     "no-key": "another key (--json-keys); or ",
+    "torn": "download the file again; or ",
     "too-long": "a larger --max-record-bytes, such as 1G, if the record is good; or ",
 }
 
 
 class ChunkContent(NamedTuple):
-    """A chunk of a stream: its bytes or rows in the text, its records, and its size in the file on disk."""
+    """A chunk of a stream: its bytes or rows in the text, its records, and its size in the file on disk.
+
+    `damage`: why the rest of the file after the chunk cannot be read (`ReadSpec.keep_torn`).
+    """
 
     start: int
     stop: int
     data: bytes
     file_bytes: int
+    damage: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class ReadSpec:
         chat_schema: which fields of a record hold its conversation.
         template: builds the text from several text columns. None: each key has its own text.
         where: rows for which this is not true are left out; they count neither as records nor as bad rows.
+        keep_torn: damaged WARC files and dumps of MediaWiki end where the damage begins, and their last chunk names it.
     """
 
     json_keys: tuple[str, ...] = ("text",)
@@ -75,6 +82,7 @@ class ReadSpec:
     chat_schema: ChatSchema = "messages"
     template: TextTemplate | None = None
     where: RowFilter | None = None
+    keep_torn: bool = False
 
     @property
     def text_columns(self) -> dict[str, bool]:

@@ -34,6 +34,7 @@ from mdata.sources.input_files import (
     format_by_content,
     refuse_foreign_text,
 )
+from mdata.sources.mediawiki import page_spans
 from mdata.sources.record_batch import ChunkContent, ReadSpec
 from mdata.sources.record_boundaries import MOST_LOOK_BACK, read_span, read_start
 from mdata.sources.warc import record_spans
@@ -59,7 +60,7 @@ def stream_chunks(
     """
     raw = _RawBytes(file, stopped)
     begin, end = file.section[:2] if file.section and file.compression == "none" else (0, None)
-    text = _StreamText(raw, raw.start)
+    text = _StreamText(raw, raw.start, keep_torn=spec.keep_torn)
     try:
         if raw.start == 0:
             refuse_foreign_text(file, text.read(0, HEAD_BYTES), raw.compression)
@@ -68,10 +69,10 @@ def stream_chunks(
             # The rest is read to verify its checksums.
             while text.read(text.end, READ_BYTES):
                 text.drop(text.end)
-            yield ChunkContent(0, text.end, data, raw.consumed())
+            yield ChunkContent(0, text.end, data, raw.consumed(), _damage_of(text, raw))
             return
-        if file.format == "warc":
-            yield from _record_chunks(raw, text, chunk_bytes, longest=spec.max_record_bytes)
+        if file.format in ("warc", "mediawiki"):
+            yield from _record_chunks(raw, text, chunk_bytes, spec=spec)
             return
         start = begin
         has_more = bool(text.read(start, 1))
@@ -99,18 +100,35 @@ def stream_chunks(
         raise explain_os_error(error, "reading the input") from error
 
 
-def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, longest: int) -> Iterator[ChunkContent]:
-    """Whole records of WARC; a chunk ends with the record that fills it."""
+def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, spec: ReadSpec) -> Iterator[ChunkContent]:
+    """Whole records of WARC, or pages behind the dump's head; a chunk ends with the record that fills it."""
+    is_warc = raw.file.format == "warc"
+    spans = (record_spans if is_warc else page_spans)(text, raw.file, longest=spec.max_record_bytes)
     held: list[bytes] = []
     filled = begin = 0
-    for start, data in record_spans(text, raw.file, longest=longest):
-        if filled >= chunk_bytes:
-            yield ChunkContent(begin, start, b"".join(held), raw.consumed())
-            held, filled, begin = [], 0, start
-        held.append(data)
-        filled += len(data)
-    if held:
-        yield ChunkContent(begin, text.end, b"".join(held), raw.consumed())
+    head, damage = b"", ""
+    try:
+        if not is_warc:
+            head = next(spans)[1]
+        for start, data in spans:
+            if filled >= chunk_bytes:
+                yield ChunkContent(begin, start, head + b"".join(held), raw.consumed())
+                held, filled, begin = [], 0, start
+            held.append(data)
+            filled += len(data)
+    except BadInputError as error:
+        if not spec.keep_torn:
+            raise
+        damage = " ".join(str(error).removeprefix(f"{raw.file.path}: ").split())
+    damage = _damage_of(text, raw) or damage
+    if held or damage:
+        yield ChunkContent(begin, text.end, head + b"".join(held), raw.consumed(), damage)
+
+
+def _damage_of(text: _StreamText, raw: _RawBytes) -> str:
+    if text.damage is None:
+        return ""
+    return f"the {raw.compression} data is damaged after {text.end:,} bytes of text: {text.damage}"
 
 
 class _RawBytes:
@@ -173,9 +191,15 @@ class _RawBytes:
 
 
 class _StreamText:
-    """A `SeekableText` that is buffered from some offset on."""
+    """A `SeekableText` that is buffered from some offset on.
 
-    def __init__(self, blocks: _RawBytes, base: int) -> None:
+    Attributes:
+        damage: what ended the text, if `keep_torn`; otherwise it is raised.
+    """
+
+    def __init__(self, blocks: _RawBytes, base: int, *, keep_torn: bool = False) -> None:
+        self.damage: DamagedError | None = None
+        self._keep_torn = keep_torn
         self._blocks = iter(blocks)
         self._buffer = bytearray()
         self._base = base
@@ -189,7 +213,12 @@ class _StreamText:
         """The bytes [offset, offset + size); fewer at the end of the text only."""
         assert offset >= self._base, f"byte {offset} of a stream was dropped before {self._base}"
         while self.end < offset + size:
-            block = next(self._blocks, None)
+            try:
+                block = next(self._blocks, None)
+            except DamagedError as error:
+                if not self._keep_torn:
+                    raise
+                self.damage, block = error, None
             if block is None:
                 break
             self._buffer += block

@@ -142,19 +142,26 @@ def _damage(file: SourceFile, number: int, at: int, reason: str) -> BadInputErro
     )
 
 
+def records(data: bytes, *, longest: int) -> Iterator[tuple[RecordHeader, bytes]]:
+    """The records of a chunk; a block that is longer than `longest` was cut."""
+    at = 0
+    while at < len(data):
+        header_end = _HEADER_END.search(data, at)
+        assert header_end is not None, "a chunk holds whole records"
+        header = parse_header(data[at : header_end.start()])
+        block = data[header_end.end() : header_end.end() + min(header.block_bytes, longest + _OVERHANG)]
+        at = header_end.end() + len(block)
+        yield header, block
+
+
 def parse_records(data: bytes, spec: ReadSpec) -> RecordBatch:
     """The text records of a chunk, and the bad rows."""
     texts: list[str] = []
     record_rows: list[int] = []
     bad_rows: list[BadRow] = []
-    rows = at = 0
-    while at < len(data):
+    rows = 0
+    for header, block in records(data, longest=spec.max_record_bytes):
         rows += 1
-        header_end = _HEADER_END.search(data, at)
-        assert header_end is not None, "a chunk holds whole records"
-        header = parse_header(data[at : header_end.start()])
-        block = data[header_end.end() : header_end.end() + min(header.block_bytes, spec.max_record_bytes + _OVERHANG)]
-        at = header_end.end() + len(block)
         if not header.is_text:
             continue
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from cli import mdata, mtrain
 from cli.console import command_parser
 from cli.help import EXAMPLES, examples_of, wrapped
+from tests.helpers import pages
 from tests.helpers.corpora import write_pair
 
 COMMANDS = [(main, command) for main in (mdata, mtrain) for command in main.COMMANDS]
@@ -103,6 +106,8 @@ def folder(tmp_path, monkeypatch) -> Path:
     asked = {"question": "How many rivers are there in all of the words?", "text": "river of rivers and of codes"}
     for name in ("gsm8k", "eval"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(asked) + "\n")
+    (tmp_path / "crawl.warc.gz").write_bytes(gzip.compress(pages.warc_record(pages.answer(pages.html()))))
+    (tmp_path / "wiki.xml").write_bytes(pages.DUMP_HEAD + pages.wiki_page("A", "B") + pages.DUMP_END)
     write_pair(tmp_path / "other_text_document", [[5], [6]])
     (tmp_path / "run.toml").write_text(RUN)
     words = ["preprocess", "--input", "web.jsonl", "--output-prefix", "parts", "--tokenizer-type", "ByteTokenizer"]
@@ -125,6 +130,8 @@ def test_examples_work(capsys):
         "--at-once 2": "--cpus 1",
     }
     for program, command in COMMANDS:
+        if command.name == "extract" and find_spec("resiliparse") is None:
+            continue
         for example in examples(command):
             skipped = [start for start in not_run if f"{example} ".startswith(f"{start} ")]
             if skipped:

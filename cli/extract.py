@@ -1,0 +1,80 @@
+"""Write the text of web pages and of wikis as lines of JSON.
+
+Reads WARC files (the answers of servers), dumps of MediaWiki such as pages-articles.xml.bz2, and files of HTML; plain
+or compressed. Each page becomes an object with text, id, url, title, date and language. The output folder gets a file
+for each input file, and extract.report, which counts removed pages by reason. An interrupted command continues.
+
+Examples:
+  mdata extract --input crawl.warc.gz --output pages --compression zstd
+  mdata extract --input wiki.xml --output wiki --on-error skip
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from mdata.cleaning.extract import PAGE_FORMATS, ExtractRules, extract
+from mdata.cleaning.text_job import TextJobOptions
+
+from .console import Console, Parser
+from .preprocess_options import size
+from .text_job_options import add_bad_rows, facts_of
+
+_MAX_RECORD_BYTES = 16 << 20
+
+
+def add_arguments(parser: Parser) -> None:
+    """Input, output and how pages become text."""
+    add = parser.add_argument
+    add("--input", required=True, nargs="+", metavar="PATH", help="files, folders or patterns")
+    add("--output", required=True, metavar="FOLDER", help="where the result is written, a file for each input file")
+    add("--include", nargs="+", default=(), metavar="PATTERN", help="read only these files of folders")
+    add("--exclude", nargs="+", default=(), metavar="PATTERN", help="do not read these files of folders")
+    formats = ("auto", *PAGE_FORMATS)
+    add("--input-format", choices=formats, default="auto", metavar="F", help=f"one of {' '.join(formats)}")
+    add("--json-key", default="text", metavar="KEY", help="key of the text (default: text)")
+    extractors = ("resiliparse", "trafilatura")
+    add("--extractor", choices=extractors, default="resiliparse", help="for HTML (default: resiliparse)")
+    add("--whole-page", action="store_true", help="of HTML: keep menus, headers and the like")
+    add("--namespaces", nargs="+", type=int, default=(0,), metavar="N", help="of a wiki (default: 0, the articles)")
+    add("--compression", choices=("none", "gzip", "zstd"), default="none", help="of the output (default: none)")
+    add("--removed", metavar="FILE", help="which pages are removed and why, as lines of JSON")
+    page_size = "remove pages of more bytes than this, packed or unpacked (default: 16M)"
+    add("--max-record-bytes", type=size, default=_MAX_RECORD_BYTES, metavar="N", help=page_size)
+    add_bad_rows(parser)
+    add("--shard", metavar="K/N", help="do part K of N, in a folder of its own below the output")
+    add("--workers", type=int, default=0, metavar="W", help="processes (default: all cores)")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `extract` and print what became of the pages."""
+    options = TextJobOptions(
+        input=arguments.input,
+        output=arguments.output,
+        include=tuple(arguments.include),
+        exclude=tuple(arguments.exclude),
+        json_key=arguments.json_key,
+        input_format=arguments.input_format,
+        compression=arguments.compression,
+        removed=arguments.removed,
+        on_error=arguments.on_error,
+        quarantine=arguments.quarantine,
+        max_errors=arguments.max_errors,
+        max_record_bytes=arguments.max_record_bytes,
+        shard=arguments.shard,
+        workers=arguments.workers,
+    )
+    rules = ExtractRules(
+        extractor=arguments.extractor,
+        main_content=not arguments.whole_page,
+        namespaces=tuple(arguments.namespaces),
+    )
+    with console.progress() as progress:
+        result = extract(options, rules, progress)
+    others = f"; {result.filtered:,} of {result.rows:,} records are no pages" if result.filtered else ""
+    lines = [f"{result.kept:,} texts; removed: {sum(result.removed.values()):,} pages{others}"]
+    most_first = sorted(result.removed.items(), key=lambda pair: (-pair[1], pair[0]))
+    lines += [f"  {count:,}  {reason}" for reason, count in most_first]
+    if result.bad:
+        lines.append(f"bad rows: {result.bad:,}")
+    console.result("\n".join(lines), facts_of(result))
