@@ -6,6 +6,8 @@ tokenizer: conversations where records have `messages` or `conversations`, texts
 trained, or with --lora adapters beside them. Length, batch, learning rate and layout follow from model, data and GPUs;
 section.key=value sets any other key. The same command continues; so does `mtrain train FOLDER/run.toml`.
 
+--task finetunes a BERT on labelled rows: MNLI, QQP, RACE, or your own.
+
 Examples:
   mtrain finetune models/Llama-3.2-1B chats.jsonl
   mtrain finetune runs/first web.jsonl --epochs 3 --print
@@ -29,6 +31,8 @@ from mdata.util import atomic_io
 from trainer.config.parse import ReadConfig, apply_override, key_names, problems_error, setting_problem
 
 from .console import Console, Parser
+from .finetune_task import BATCH, WARMUP, add_task_arguments, check_task_options, prepare
+from .finetune_task import EPOCHS as TASK_EPOCHS
 from .mtrain_init import (
     PRECISIONS,
     RECIPES,
@@ -97,6 +101,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="T",
         help="turns to train on: assistant (default), last or all",
     )
+    add_task_arguments(parser)
     add = parser.add_argument_group("the run").add_argument
     add("--folder", metavar="FOLDER", help="folder of the run (default: runs/MODEL-DATA)")
     add("--output", metavar="FILE", help="where the run.toml is written (default: FOLDER/run.toml)")
@@ -123,12 +128,17 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         fix = "--print > run.toml writes the file for other machines; see mtrain launch"
         raise UsageError(f"--gpus {gpus}: this machine has {visible}", fix=fix)
     _check_numbers(arguments)
+    check_task_options(arguments)
     given = _given(arguments.overrides)
     model = with_tokenizer(open_model(location_of(arguments.model)), arguments.tokenizer or "")
-    _check_family(model, arguments.model)
+    _check_family(model, arguments)
     folder = Path(given.get("run", {}).get("folder") or arguments.folder or _default_folder(arguments))
-    blend = _prepared(arguments.data, model, folder / "data", arguments=arguments, console=console)
-    valid = _prepared(arguments.valid, model, folder / "data/valid", arguments=arguments, console=console)
+    task = prepare(arguments, model, folder / "data", console) if arguments.task else None
+    if task is not None:
+        blend, valid = task.train, ""
+    else:
+        blend = _prepared(arguments.data, model, folder / "data", arguments=arguments, console=console)
+        valid = _prepared(arguments.valid, model, folder / "data/valid", arguments=arguments, console=console)
     opened = mdata.open_blend(blend, tokenizer_unknown="ok")
     _check_data(opened, model, arguments)
     settings: Tables = {
@@ -137,6 +147,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         "data": {"blend": blend, **_kind(opened), **({"valid": [valid]} if valid else {})},
         "checkpoint": {"init_from": arguments.model},
     }
+    if task is not None:
+        settings |= {"model": task.model_keys(settings["model"]), "data": task.data_keys()}
     config, layout, tables = _chosen(settings, given, opened, model, gpus=gpus, arguments=arguments, console=console)
     ranks = gpus or config.mesh.tp * config.mesh.cp * config.mesh.pp
     output = Path(arguments.output or folder / "run.toml")
@@ -193,13 +205,22 @@ def _given(overrides: list[str]) -> Tables:
     return given
 
 
-def _check_family(model: ModelFolder, name: str) -> None:
-    if "chat" not in model.family.data_kinds:
+def _check_family(model: ModelFolder, arguments: argparse.Namespace) -> None:
+    kinds, name = model.family.data_kinds, arguments.model
+    if ("classify" if arguments.task else "chat") in kinds:
+        return
+    if arguments.task:
         raise UsageError(
-            f"{name} is a model of family {model.config.model.family}",
-            expected="one that continues texts: gpt or gpt_neox",
-            fix="write a run.toml with checkpoint.init_from; mtrain init --model begins one",
+            f"{name} is a model of family {model.config.model.family}, which has no head that classifies rows",
+            expected="a BERT",
         )
+    raise UsageError(
+        f"{name} is a model of family {model.config.model.family}",
+        expected="one that continues texts: gpt or gpt_neox",
+        fix="--task finetunes it on labelled rows"
+        if "classify" in kinds
+        else "write a run.toml with checkpoint.init_from; mtrain init --model begins one",
+    )
 
 
 def _default_folder(arguments: argparse.Namespace) -> str:
@@ -395,7 +416,13 @@ def _kind(opened: OpenBlend) -> dict[str, Any]:
 
 
 def _row_length(opened: OpenBlend, context: int) -> int:
-    """A power of two for the longest document, at least the usual row where there are many; at most the context."""
+    """A power of two for the longest document, at least the usual row where there are many; at most the context.
+
+    Labelled rows are not packed: their longest is enough, with [CLS] and two [SEP].
+    """
+    if all(corpus.manifest.level == "labelled" for corpus in opened.corpora):
+        longest = max((_longest(corpus) for corpus in opened.corpora), default=1)
+        return min(1 << max(longest + 2, 16).bit_length(), context)
     tokens = sum(corpus.num_tokens for corpus in opened.corpora)
     longest = max((_longest(corpus) for corpus in opened.corpora), default=1)
     wanted = max(longest, min(USUAL_ROW, tokens // LEAST_STEPS), 16)
@@ -467,6 +494,9 @@ def _draft(
             fix="a longer --sequence-length, or data.longer=cut",
         )
     batch = _batch(arguments.batch_tokens, rows, length=length, gpus=gpus)
+    classifies = settings["data"].get("kind") == "classify"
+    if classifies and not arguments.batch_tokens:
+        batch = -(-min(BATCH, rows) // max(gpus, 1)) * max(gpus, 1)
     batch = given.get("train", {}).get("global_batch", batch)
     train["global_batch"] = batch
     if {"steps", "samples", "tokens"} & given.get("train", {}).keys():
@@ -474,9 +504,14 @@ def _draft(
             raise UsageError("--epochs and train.* both say how long to train", fix="leave one of them out")
         del train["steps"]
     else:
-        train["steps"] = max(math.ceil((arguments.epochs or EPOCHS) * rows / batch), 1)
+        train["steps"] = max(math.ceil((arguments.epochs or (TASK_EPOCHS if classifies else EPOCHS)) * rows / batch), 1)
     if data.facts.has_valid:
         train["eval_interval"] = math.ceil(rows / batch)
+    if classifies and data.facts.has_valid:  # after each epoch, on all rows
+        train["eval_samples"] = 0
+        tables["checkpoint"] = {**tables["checkpoint"], "interval": train["eval_interval"], "keep_best": 1}
+    if classifies:
+        tables["optimizer"]["warmup_fraction"] = WARMUP
     parameters = make_plan(parsed(_merged(tables, given) | {"mesh": {}}), 1, facts=data.facts).num_parameters
     recipe = min(RECIPES, key=lambda recipe: abs(math.log(parameters / recipe.parameters)))
     share = LORA_LR_SHARE if "lora" in _merged(tables, given)["model"] else LR_SHARE
@@ -525,6 +560,10 @@ def _train(output: Path, config: RunConfig, opened: OpenBlend, *, ranks: int, co
     from .mtrain_train import main as train
 
     code = train(argparse.Namespace(config=str(output), overrides=[], nproc=ranks), console)
+    if config.data.kind == "classify" and not code:
+        console.note(
+            f"predictions: {config.run.folder}/predictions; mtrain eval {config.run.folder} --task NAME --data FILE"
+        )
     if config.data.kind == "chat" and not code:
         provenance = opened.corpora[0].manifest.provenance
         template = (provenance.options if provenance else {}).get("chat_template")

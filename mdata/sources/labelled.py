@@ -140,7 +140,7 @@ def read_labelled(
         set_name(path, folder=path.is_dir()), files, () if task == "race" else tuple(labels) or LABELS.get(task, ())
     )
     if task == "classify" and not read.labels:
-        read.labels = _labels_in(files[0], columns or {})
+        read.labels = labels_in(files, columns)
     for number, file in enumerate(files):
         parse = _parser(file, task, read.labels, columns or {})
         for row, line in _lines(file):
@@ -162,6 +162,32 @@ def read_labelled(
         counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(read.skipped.items()))
         progress.note(f"{path}: {len(read.rows):,} rows; left out: {counts}")
     return read
+
+
+class Sources(NamedTuple):
+    """The files, or folders of RACE, of a task."""
+
+    train: tuple[Path, ...]
+    valid: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+
+
+def sources_in(path: Path, task: Task) -> Sources:
+    """What a folder as it was published holds; anything else is training data itself.
+
+    Of MNLI and QQP: train.tsv, dev*.tsv, test*.tsv. Of RACE: train, dev and test, with middle and high in them.
+    """
+    if task == "race" and (path / "train").is_dir():
+        return Sources(*(_race_folders(path / split) for split in ("train", "dev", "test")))
+    if task in ("mnli", "qqp") and (path / "train.tsv").is_file():
+        return Sources((path / "train.tsv",), *(tuple(sorted(path.glob(f"{s}*.tsv"))) for s in ("dev", "test")))
+    return Sources((path,))
+
+
+def _race_folders(path: Path) -> tuple[Path, ...]:
+    if any(path.glob("*.txt")):
+        return (path,)
+    return tuple(sorted(inside for inside in path.glob("*") if any(inside.glob("*.txt"))))
 
 
 def set_name(path: Path, *, folder: bool) -> str:
@@ -323,20 +349,25 @@ def _own_records(file: Path) -> Callable[[str, int], dict[str, Any] | None]:
     return of_tsv
 
 
-def _labels_in(file: Path, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """The labels that occur: numbers in their order, other names by the alphabet."""
-    records, found = _own_records(file), set[str]()
-    for row, line in _lines(file):
-        try:
-            record = records(line, row)
-        except Refused:
-            continue  # reading the rows says so
-        gold = None if record is None else _value(record, "label", columns)
-        found |= set() if gold is None or gold == "" else {label_text(gold)}
+def labels_in(files: Sequence[Path], columns: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The labels that occur in own files: numbers in their order, other names by the alphabet.
+
+    Raises:
+        UsageError: there are none.
+    """
+    columns, found = columns or {}, set[str]()
+    for file in files:
+        records = _own_records(file)
+        for row, line in _lines(file):
+            try:
+                record = records(line, row)
+            except Refused:
+                continue  # reading the rows says so
+            gold = None if record is None else _value(record, "label", columns)
+            found |= set() if gold is None or gold == "" else {label_text(gold)}
     if not found:
-        raise UsageError(
-            f"{file} has no labels", expected=f"{_named('label', columns)} in its rows", fix="--columns label=NAME"
-        )
+        where, expected = ", ".join(map(str, files)), f"{_named('label', columns)} in the rows"
+        raise UsageError(f"{where} has no labels", expected=expected, fix="--columns label=NAME")
     return tuple(sorted(found, key=lambda text: (not text.lstrip("-").isdigit(), len(text) * text.isdigit(), text)))
 
 

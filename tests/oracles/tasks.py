@@ -20,17 +20,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import mdata
 from mdata import MdataError, UsageError
+from mdata.loader.loader import Batch
 from mdata.rewriting.labelled import MOST_CHOICE, write_labelled
 from mdata.samples.classify import pair
-from mdata.sources.labelled import NUM_CHOICES, LabelledFile, clean_text, read_labelled, set_name
+from mdata.sources.labelled import LABELS, NUM_CHOICES, LabelledFile, clean_text, read_labelled, set_name
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
+from tests.helpers.ranks import RankContext, run_ranks
 from tests.oracles.frame import MALFORMED, Case, Program, unknown, unreadable
+from tests.trainer.engines import assemble, layouts, reduced
+from trainer.config.sections import ClassifySamplesSection
+from trainer.convert.convert import open_model
 from trainer.serve import megatron_api
 from trainer.serve.errors import ApiError
 from trainer.serve.openai_api import Served, completion
@@ -829,6 +835,70 @@ def _set_named(case: Mapping[str, Any]) -> str:
     return "" if found == theirs else f"{found!r} instead of {theirs!r}"
 
 
+def heads(folder: Folder, name: str) -> Iterator[Case]:
+    for case in folder.json(name):
+        yield Case("heads", case["kind"], functools.partial(_head, folder, case))
+
+
+def _head(folder: Folder, case: Mapping[str, Any]) -> str:
+    """Logits, loss, accuracy and gradients of an engine that begins with these weights as a Hugging Face folder."""
+    file = load_file(folder.root / f"tasks/head_{case['kind']}.safetensors")
+    sizes, labels = case["config"], list(LABELS.get(case["kind"], ()))
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        model.mkdir()
+        save_file({n.removeprefix("weights/"): x.float() for n, x in file.items() if n.startswith("weights/")},
+                  model / "model.safetensors")  # fmt: skip
+        settings = {
+            "model_type": "megatron-bert", "hidden_size": sizes["hidden"], "num_hidden_layers": sizes["layers"],
+            "num_attention_heads": sizes["heads"], "intermediate_size": sizes["ffn"], "vocab_size": sizes["vocab"],
+            "max_position_embeddings": sizes["positions"], "layer_norm_eps": sizes["eps"], "hidden_act": "gelu",
+            "architectures": [f"MegatronBertFor{'SequenceClassification' if labels else 'MultipleChoice'}"],
+            "id2label": dict(enumerate(labels)),
+        }  # fmt: skip
+        (model / "config.json").write_text(json.dumps(settings))
+        logits, totals, parts = run_ranks(_head_rank, 1, model, file, len(case["shape"]) == 3)[0]
+    found = {name: torch.from_numpy(values) for name, values in assemble(parts).items()}
+    right = int((torch.tensor(logits).argmax(-1) == file["batch/labels"]).sum())
+    loss = totals[0] / totals[1]
+    if (right, totals[1]) != (case["correct"], case["of"]) or abs(loss - case["loss"]) > LOSS:
+        return f"loss {loss}, {right} of {totals[1]} right, instead of {case}"
+    if bad := _far(torch.tensor(logits), file["out/logits"], LOSS):
+        return f"logits: {bad}"
+    names = {"types.weight": "bert.embeddings.token_type_embeddings.weight",
+             "pooler.weight": "bert.pooler.dense.weight", "pooler.bias": "bert.pooler.dense.bias",
+             "classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias",
+             "blocks.0.attention.q.weight": "bert.encoder.layer.0.attention.self.query.weight"}  # fmt: skip
+    if set(names.values()) != {name.removeprefix("out/grad.") for name in file if name.startswith("out/grad.")}:
+        return "gradients of other tensors"
+    bad = [f"{ours}: {far}" for ours, theirs in names.items()
+           if (far := _far(found[ours].float(), file[f"out/grad.{theirs}"], LOSS))]  # fmt: skip
+    return f"gradients of {', '.join(bad)}" if bad else ""
+
+
+def _head_rank(context: RankContext, model: Path, file: Mapping[str, torch.Tensor], chooses: bool) -> Any:
+    ids, types, real, labels = (file[f"batch/{name}"] for name in ("ids", "types", "padding_mask", "labels"))
+    opened, choices = open_model(model), ids.shape[1] if chooses else 0
+    data = replace(opened.config.data, blend="rows.json", classify=ClassifySamplesSection(choices=choices))
+    train = replace(opened.config.train, sequence_length=ids.shape[-1], micro_batch=len(ids), global_batch=len(ids))
+    config = replace(
+        opened.config,
+        data=data,
+        train=train,
+        model=replace(opened.config.model, vocab_size=opened.vocab_size),
+        checkpoint=replace(opened.config.checkpoint, init_from=str(model)),
+        precision=replace(opened.config.precision, dtype="fp32"),
+    )
+    engine = layouts(context, config)
+    fields = {"text": ids, "types": types, "labels": labels, "padding_mask": real, "loss_mask": torch.ones_like(labels)}
+    rows = mdata.FieldRows({name: x.numpy() for name, x in fields.items()}, mdata.Classify(choices=choices))
+    batch = engine.microbatch(Batch(np.arange(len(ids)), rows))
+    with torch.no_grad():
+        logits = engine.model.class_logits(batch)
+    totals = engine.add_gradients([batch]).tolist()
+    return logits.tolist(), totals, reduced(engine, totals[1])
+
+
 # ---- the list
 
 
@@ -861,7 +931,7 @@ READERS: Mapping[str, Callable[[Folder, str], Iterator[Case]]] = {
     "tasks/glue_readers.json": glue_readers,
     "tasks/race_reader.json": race_readers,
     "tasks/pair_builder.json": pairs,
-    "tasks/heads.json": waiting("heads", "rows"),
+    "tasks/heads.json": heads,
     "tasks/detoxify.json": waiting("detoxify", "rows"),
     "lm_eval/expected.json": harness,
 }

@@ -10,7 +10,7 @@ import pytest
 
 from tests.oracles.tasks import KINDS, compare, main
 
-QUICK = ("filters", "rules", "decay", "limits", "server", "detokenizers", "lambada", "readers", "pairs")
+QUICK = ("filters", "rules", "decay", "limits", "server", "detokenizers", "lambada", "readers", "pairs", "heads")
 
 
 def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
@@ -44,7 +44,7 @@ def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/new.json").write_text("[]")
     (tmp_path / "tasks/lambada.json").write_text("{")
-    (tmp_path / "tasks/heads.json").write_text("[1, 2]")
+    (tmp_path / "tasks/detoxify.json").write_text("[1, 2]")
     strings = [{"text": "a , b", "wiki": "a, b", "ptb": "a , b"}, {"text": "a , b", "wiki": "a,b", "ptb": "a , b"}]
     table = {"strings": [*strings, {}], "choice_by_path": []}
     (tmp_path / "tasks/wikitext_detokenizer.json").write_text(json.dumps(table))
@@ -53,7 +53,7 @@ def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.Cap
     assert lines == [
         "detokenizers: 1 of 3 cases equal",
         "lambada: 0 of 1 cases equal",
-        "waiting: heads (part 20), 2 cases",
+        "waiting: detoxify (part 20), 2 cases",
         "new: 0 of 1 cases equal",
         "1 of 5 cases equal",
     ]

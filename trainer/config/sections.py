@@ -111,7 +111,7 @@ Preset = Literal[
     "megatron-t5-220m",
 ]  # those of presets.py
 FamilyName = Literal["gpt", "gpt_neox", "bert", "t5", "mamba"]  # each a room, trainer/models/NAME/
-DataKind = Literal["gpt", "document", "packed", "chat", "fim", "bert", "t5"]
+DataKind = Literal["gpt", "document", "packed", "chat", "fim", "bert", "t5", "classify"]
 TEXT_KINDS: tuple[DataKind, ...] = ("gpt", "document", "packed", "chat", "fim")  # whose labels are the next tokens
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
@@ -237,6 +237,11 @@ class BertSection:
     head_activation: Literal["gelu", "gelu_erf"] | None = (
         None  # nonlinearity before the output logits; Megatron always uses gelu_erf; not set: that of the layers
     )
+    task: Literal["masked", "classify", "choice"] = (
+        "masked"  # what the head predicts: masked tokens; the class of a row (classify), from its first token; or which
+        # of several rows is right (choice)
+    )
+    labels: tuple[str, ...] = ()  # classify: the names of the classes, in the order of their numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -483,6 +488,13 @@ class T5SamplesSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ClassifySamplesSection:
+    """Labelled rows, for kind classify."""
+
+    choices: Count = 0  # rows of a sample, of which one is right; 0: a sample is a row with a class
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection:
     """The training data; the manifest holds everything else about it."""
 
@@ -495,7 +507,7 @@ class DataSection:
     order: Literal["native", "megatron"] = "native"  # sample order; megatron: that of Megatron-LM for this run
     kind: DataKind = (
         "gpt"  # sample type: text stream, one document, several packed, conversations packed (chat), a stream with
-        # documents rearranged (fim), a text with masked tokens (bert), or with masked spans (t5)
+        # documents rearranged (fim), a text with masked tokens (bert) or spans (t5), or labelled rows (classify)
     )
     longer: Literal["cut", "drop"] = "cut"  # document, packed, chat: cut or drop documents longer than a row
     document_masks: bool = (
@@ -520,6 +532,12 @@ class DataSection:
     fim: FimSection | None = None
     bert: BertSamplesSection | None = None
     t5: T5SamplesSection | None = None
+    classify: ClassifySamplesSection | None = None
+
+    @property
+    def rows_per_sample(self) -> int:
+        """Rows of tokens of a sample."""
+        return max(1, self.classify.choices) if self.classify is not None else 1
 
     @property
     def documents_apart(self) -> bool:
@@ -527,12 +545,13 @@ class DataSection:
         return self.document_masks or self.kind == "chat"
 
     @property
-    def of_kind(self) -> FimSection | BertSamplesSection | T5SamplesSection | None:
-        """The options of kind fim, bert or t5, with defaults if its sub-section is not set; None: another kind."""
-        options: dict[str, FimSection | BertSamplesSection | T5SamplesSection] = {
+    def of_kind(self) -> FimSection | BertSamplesSection | T5SamplesSection | ClassifySamplesSection | None:
+        """The options of kind fim, bert, t5 or classify, with defaults if its sub-section is not set; None: another."""
+        options: dict[str, FimSection | BertSamplesSection | T5SamplesSection | ClassifySamplesSection] = {
             "fim": self.fim or FimSection(),
             "bert": self.bert or BertSamplesSection(),
             "t5": self.t5 or T5SamplesSection(),
+            "classify": self.classify or ClassifySamplesSection(),
         }
         return options.get(self.kind)
 
@@ -711,7 +730,7 @@ class CheckpointSection:
     init_schedule: bool = False  # learning rate and weight decay continue from their position in init_from
     init_data: bool = False  # steps and samples of the data continue from their position in init_from
     keep_every: Positive | None = None  # checkpoints of steps that are multiples of it are kept as well; not set: off
-    keep_best: Count = 0  # number of checkpoints with the lowest validation losses to keep as well
+    keep_best: Count = 0  # number of checkpoints with the lowest validation losses or highest accuracy to keep as well
     background: bool = True  # write checkpoints during training, from a copy of the state in host memory
     on_failure: Literal["stop", "continue"] = "stop"  # what to do if a checkpoint cannot be written
     load: Literal["latest", "latest-valid"] = (

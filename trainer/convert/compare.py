@@ -166,7 +166,7 @@ def runner(model: ModelFolder) -> str:
 
 
 def logits_of(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
-    """fp32[B, S, vocab_size] of a folder's model."""
+    """fp32[B, S, vocab_size] of a folder's model; of one that classifies rows [B, classes]."""
     if runner(model) == "transformers":
         return _by_transformers(model, tokens_BS)
     return _by_mtrain(model, tokens_BS)
@@ -203,11 +203,14 @@ def _by_transformers(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
     more = {"local_files_only": True, "trust_remote_code": False, "attn_implementation": "eager"}
     try:
         with library_errors():
-            auto = getattr(transformers, hugging_face(model.config).auto_class)
+            name = hugging_face(model.config).auto_class(model.config)
+            auto = getattr(transformers, name)
             built = auto.from_pretrained(str(model.path), dtype=torch.float32, **more).eval()
             # Both stacks read the same tokens, as in `logits` of our stages.
             read_too = {"decoder_input_ids": tokens_BS} if built.config.is_encoder_decoder else {}
-            logits: Tensor = built(tokens_BS, **read_too).logits
+            chooses = name.endswith("ForMultipleChoice")  # among the rows of a sample
+            logits: Tensor = built(tokens_BS[None] if chooses else tokens_BS, **read_too).logits
+            logits = logits.T if chooses else logits
     except LibraryError as error:
         raise UsageError(
             f"transformers {transformers.__version__} cannot run {model.path}, which the result is compared with",

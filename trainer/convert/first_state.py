@@ -94,6 +94,8 @@ def first_state(
         restored = "frozen weights" if model.adapter is None else "frozen weights and first adapters"
     origin = f"the {restored} are those of {model.path} ({model.format})"
     other = [f"they were trained with other settings: {', '.join(differ)}"] if differ else []
+    drawn = sorted(heads_to_draw(config, model, vocab_size))
+    other += [f"the head begins anew with {', '.join(drawn)}, which {model.path} lacks"] if drawn else []
     # A converted model of Hugging Face has a checkpoint of step 1, for which nothing was done.
     run = model.run if model.run.optimizer_steps or model.run.data_id else None
     return FirstState(model.path, run, (*model.notes, origin, *other), model.config if model.run.data_id else None)
@@ -137,29 +139,60 @@ def check_tokenizer(data: TokenizerConfig, folder: TokenizerConfig, *, where: st
         )
 
 
-def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[str, Ownership]) -> None:
+def heads_to_draw(config: RunConfig, model: ModelFolder, vocab_size: int) -> frozenset[str]:
+    """The parameters of the run's head that the folder lacks, or has in another shape."""
+    family = family_of(config)
+    heads, stored = family.heads(family.shape(config, vocab_size)), model.source.tensors
+    return frozenset(
+        name.removeprefix("weight/")
+        for name, size in expected_tensors(config, vocab_size).items()
+        if name.removeprefix("weight/").startswith(heads) and (name not in stored or stored[name].shape != size)
+    )
+
+
+def read_owned(
+    state: Mapping[str, Tensor],
+    folder: Location,
+    *,
+    owned: Mapping[str, Ownership],
+    without: frozenset[str] = frozenset(),
+) -> None:
     """Read what a rank of any layout owns: name -> flat tensor that its runs lie in; padding becomes 0.
 
-    In addition to these tensors, memory holds a few pieces of CHUNK_BYTES.
+    In addition to these tensors, memory holds a few pieces of CHUNK_BYTES. Parameters `without` values there become 0.
     """
-    read_model(state, open_model(folder), owned=owned)
+    read_model(state, open_model(folder), owned=owned, without=without)
 
 
-def read_model(state: Mapping[str, Tensor], model: ModelFolder, *, owned: Mapping[str, Ownership]) -> None:
+def read_model(
+    state: Mapping[str, Tensor],
+    model: ModelFolder,
+    *,
+    owned: Mapping[str, Ownership],
+    without: frozenset[str] = frozenset(),
+) -> None:
     """The same of a folder that was opened."""
-    if model.format == "mtrain" and model.adapter is None:
+    if model.format == "mtrain" and model.adapter is None and not without:
         load_into(state, model.path, owned=owned)
         return
-    read_tensors(state, model.source, owned=owned)
+    read_tensors(state, model.source, owned=owned, without=without)
 
 
-def read_tensors(state: Mapping[str, Tensor], source: Source, *, owned: Mapping[str, Ownership]) -> None:
+def read_tensors(
+    state: Mapping[str, Tensor],
+    source: Source,
+    *,
+    owned: Mapping[str, Ownership],
+    without: frozenset[str] = frozenset(),
+) -> None:
     """The same of tensors of any kind."""
     for name, runs in owned.items():
         flat = state[name]
         for span in runs.spans():
             flat[span].zero_()
         for _, part, first in runs.slices():
+            if part.name in without:
+                continue
             at = first
             for box in cut((tuple(part.start), tuple(part.size)), CHUNK_BYTES // flat.element_size()):
                 count = math.prod(box[1])
@@ -174,11 +207,13 @@ def _is_moment(name: str) -> bool:
 def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:
     expected = expected_tensors(config, vocab_size)
     shapes = {name: info.shape for name, info in model.source.tensors.items() if not _is_moment(name)}
+    family = family_of(config)
+    heads = tuple(f"weight/{head}" for head in family.heads(family.shape(config, vocab_size)))
     wrong = [
         f"{name.removeprefix('weight/')} {list(shapes.get(name, ())) or 'missing'} instead of "
         f"{list(expected.get(name, ())) or 'none'}"
         for name in {**expected, **shapes}
-        if shapes.get(name) != expected.get(name)
+        if shapes.get(name) != expected.get(name) and not name.startswith(heads)
     ]
     if wrong:
         keys = [

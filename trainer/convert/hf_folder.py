@@ -190,7 +190,7 @@ def open_hf(path: Path) -> ModelFolder:
     pattern = face.buffers.get(model_type)
     buffers = {name for name in source.tensors if pattern and re.fullmatch(pattern, name)}
     used = {link.theirs.tensor for link in links} | ({head} if config.model.tie_embeddings else set()) | buffers
-    fix = f"only what {face.auto_class} computes is read; merge adapters first"
+    fix = f"only what {face.auto_class(config)} computes is read; merge adapters first"
     check_used(source.tensors, used, where=path, fix=fix)
     if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):
         notes.append(f"not read, because they do not belong to this model: {few(unread, 4)}")

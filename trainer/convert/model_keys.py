@@ -42,7 +42,8 @@ def model_config(
     tables["model"] = dict(keys)
     tables["train"]["sequence_length"] = context
     family = keys.get("family") or PRESETS.get(keys.get("preset") or "", {}).get("family", "gpt")
-    if (kind := family_named(family).data_kinds[0]) != "gpt":
+    usual = family_named(family).usual_kind
+    if (kind := usual(keys) if usual else family_named(family).data_kinds[0]) != "gpt":
         tables["data"]["kind"] = kind
     for name, table in (more or {}).items():
         tables[name] = {**tables.get(name, {}), **table}

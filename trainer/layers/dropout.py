@@ -19,7 +19,7 @@ from mdata.util.random_keys import derive_key
 from trainer.kernels.philox import keep
 from trainer.kernels.table import Kernels
 
-Site = Literal["embedding", "attention", "mlp", "mixer", "weights", "cross", "cross_weights"]
+Site = Literal["embedding", "attention", "mlp", "mixer", "weights", "cross", "cross_weights", "pooled"]
 
 
 class TokenPlaces(NamedTuple):

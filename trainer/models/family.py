@@ -145,7 +145,7 @@ class HuggingFace:
         buffers: model_type -> pattern of tensors that older versions stored beside the weights.
         is_derived: (name of a buffer, its values, shape of the model) -> whether config.json gives the same values.
         ties_by_presence: a folder without a tensor of the head is of a tied model, whatever config.json says.
-        auto_class: of transformers, which opens a folder with all that our model computes.
+        auto_class: configuration -> the one of transformers that opens a folder with all that our model computes.
         older_names: patterns of names that older versions gave tensors -> those of today.
         seen: (configuration, shapes of a folder's tensors) -> the same with what only tensors show, and notes.
         lacking: shapes of a folder's tensors -> what they lack of any model of the family.
@@ -167,7 +167,7 @@ class HuggingFace:
     buffers: Mapping[str, str] = field(default_factory=dict)
     is_derived: Callable[[str, torch.Tensor, Any], bool] = lambda *_: True
     ties_by_presence: bool = False
-    auto_class: str = "AutoModelForCausalLM"
+    auto_class: Callable[[RunConfig], str] = lambda _: "AutoModelForCausalLM"
     older_names: Mapping[str, str] = field(default_factory=dict)
     seen: Callable[[RunConfig, Mapping[str, tuple[int, ...]]], tuple[RunConfig, list[str]]] = lambda config, _: (
         config,
@@ -242,6 +242,9 @@ class Family:
         build: a stage with uninitialized weights.
         predicts: what its logits are of: the token after each, or, of a model that reads both sides, the token itself.
         sections: the sub-sections of [model] that it reads. data_kinds: the values of data.kind that it trains on.
+        usual_kind: keys of [model] -> the one for such a model; None: the first.
+        classes: configuration -> the names of the classes of rows that its head tells apart; (): it has no such head.
+        heads: shape -> prefixes of parameters that it may begin without, drawn instead, and that it may leave behind.
         hugging_face, megatron: its models in these projects; None: they have none.
     """
 
@@ -262,6 +265,9 @@ class Family:
     predicts: Literal["next", "masked"] = "next"
     sections: tuple[str, ...] = ()
     data_kinds: tuple[DataKind, ...] = TEXT_KINDS
+    usual_kind: Callable[[Json], DataKind] | None = None
+    classes: Callable[[RunConfig], tuple[str, ...]] = lambda _: ()
+    heads: Callable[[Any], tuple[str, ...]] = lambda _: ()
     decoder_start: Callable[[RunConfig, int | None], int | None] = lambda *_: None
     buffers: Callable[[Any, Place], tuple[ParamSpec, ...]] = lambda *_: ()
     losses: Callable[[Any], tuple[str, ...]] = lambda _: ()

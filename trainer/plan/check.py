@@ -54,6 +54,7 @@ NO_DOCUMENT_MASKS = {
     "chat": 'changes nothing with data.kind="chat", where conversations are always kept apart',
     "bert": 'does not apply to data.kind="bert", where each token attends to its whole row',
     "t5": 'does not apply to data.kind="t5", where each row is of one document',
+    "classify": 'does not apply to data.kind="classify", where each token attends to its whole row',
 }
 
 
@@ -347,7 +348,7 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _order_problems(data: DataSection) -> Iterator[str]:
-    if data.order == "megatron" and data.kind in DOCUMENT_KINDS:
+    if data.order == "megatron" and data.kind in (*DOCUMENT_KINDS, "classify"):
         yield f'data.kind="{data.kind}" needs data.order="native"; set that, or choose data.kind="gpt"'
     if data.shuffle_block and (data.order == "megatron" or data.kind not in ("gpt", "fim")):
         yield (
@@ -364,6 +365,8 @@ def _order_problems(data: DataSection) -> Iterator[str]:
 
 def _mock_problems(data: DataSection, vocab_size: int | None) -> Iterator[str]:
     """Settings that mock data does not support, and settings that apply only to files."""
+    if data.kind == "classify":
+        yield 'data.kind="classify" has no mock data, which has no labels; name a corpus of labelled rows'
     least = LEAST_MASKED_VOCABULARY
     if vocab_size and vocab_size < least and data.kind not in TEXT_KINDS:
         yield (
@@ -714,7 +717,7 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
         return 'kernels.tensor_parallel="symmetric_memory" waits for other GPUs inside its kernels'
     if config.data.documents_apart or config.data.kind == "packed":
         return "the number of document bounds differs between microbatches"
-    if config.data.kind in ("bert", "t5"):
+    if config.data.kind in ("bert", "t5", "classify"):
         return f'rows of data.kind="{config.data.kind}" have padding, whose length differs between microbatches'
     return ""
 

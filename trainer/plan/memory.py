@@ -186,7 +186,7 @@ def float8_bytes(precision: PrecisionSection, plan: Plan, *, table: Sequence[Par
 
 def symmetric_bytes(config: RunConfig, plan: Plan) -> int:
     """Bytes of the memory that tensor-parallel ranks share, if they do: see parallel/symmetric_products.py."""
-    tokens = plan.micro_batch * plan.sequence_length // plan.cp
+    tokens = plan.micro_batch * plan.sample_tokens // plan.cp
     shared = config.kernels.tensor_parallel != "auto"
     return shared * 2 * (tokens // plan.tp) * plan.shape.hidden_size * BYTES[config.precision.dtype]
 
@@ -204,7 +204,7 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
         place.stage: family.activation_bytes(
             plan.shape,
             place,
-            tokens=plan.micro_batch * plan.sequence_length // plan.cp,
+            tokens=plan.micro_batch * plan.sample_tokens // plan.cp,
             cp=plan.cp,
             element=BYTES[config.precision.dtype],
             recompute=config.recompute,

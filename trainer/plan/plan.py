@@ -33,7 +33,7 @@ class Plan:
     Args:
         world_size, tp, cp, pp, dp: ranks, and their layout. pipeline: the stages.
         ep, etp: ranks that share the experts, and each expert.
-        sequence_length: tokens of a sample; tokens_per_step: of a global batch.
+        sequence_length: tokens of a row, of which a sample has rows_per_sample; tokens_per_step: of a global batch.
         num_microbatches: forward passes of a rank in one step.
         steps, num_samples: of the whole run.
         heads_per_rank, kv_heads_per_rank: attention heads of one tp rank.
@@ -60,6 +60,7 @@ class Plan:
     sequence_length: int
     global_batch: int
     micro_batch: int
+    rows_per_sample: int
     num_microbatches: int
     tokens_per_step: int
     num_samples: int
@@ -86,6 +87,11 @@ class Plan:
             etp_size=self.etp,
             sequence_parallel=sequence_parallel,
         )
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a sample."""
+        return self.rows_per_sample * self.sequence_length
 
     @property
     def edp(self) -> int:
@@ -153,8 +159,9 @@ def make_plan(
         sequence_length=train.sequence_length,
         global_batch=train.global_batch,
         micro_batch=train.micro_batch,
+        rows_per_sample=config.data.rows_per_sample,
         num_microbatches=train.global_batch // (train.micro_batch * dp),
-        tokens_per_step=train.global_batch * train.sequence_length,
+        tokens_per_step=train.global_batch * config.data.rows_per_sample * train.sequence_length,
         num_samples=length.samples,
         heads_per_rank=shape.num_heads // tp,
         kv_heads_per_rank=max(1, shape.num_kv_heads // tp),

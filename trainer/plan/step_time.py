@@ -115,7 +115,7 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
     cost = family_of(config).stage_cost(
         plan.shape,
         place,
-        tokens=plan.micro_batch * plan.sequence_length // plan.cp,
+        tokens=plan.micro_batch * plan.sample_tokens // plan.cp,
         document_lengths=plan.document_lengths,
         element=element,
         recompute=config.recompute,
@@ -127,9 +127,9 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
         share *= devices.CUDNN_CHUNKS if chunks_by_cudnn(config, plan) else devices.OTHER_CHUNKS
     layers = len(place.blocks(plan.shape.num_layers))
     # The embedding, which the family's cost leaves out.
-    looked_up = (place.stage == 0) * plan.micro_batch * plan.sequence_length // plan.cp * plan.shape.hidden_size
+    looked_up = (place.stage == 0) * plan.micro_batch * plan.sample_tokens // plan.cp * plan.shape.hidden_size
     keys = _gathered_keys(config, plan) * layers * element
-    gathered = keys * plan.micro_batch * plan.sequence_length * (plan.cp - 1) / plan.cp
+    gathered = keys * plan.micro_batch * plan.sample_tokens * (plan.cp - 1) / plan.cp
     return StepTime(
         products=products / device.flops,
         attention=cost.attention_flops / (share * device.flops),
@@ -201,7 +201,7 @@ def _bubble(config: RunConfig, plan: Plan, ranks: list[list[StepTime]], rates: _
     inputs = tuple((1 + again) * part for part in third)
     split = plan.tp if config.mesh.sequence_parallel else 1
     width = plan.shape.hidden_size * BYTES[config.precision.dtype]
-    sent = plan.micro_batch * plan.sequence_length // plan.cp // split * width
+    sent = plan.micro_batch * plan.sample_tokens // plan.cp // split * width
     # A link between two machines is the slowest; everything after it waits for it.
     costs = Costs(forward=third, inputs=inputs, weights=third, transfer=sent / rates.among(plan.world_size))
     busy = plan.num_microbatches * max(sum(time.total for time in of_rank) for of_rank in ranks)

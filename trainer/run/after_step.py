@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mdata.progress import Progress
-from trainer.checkpoint.folder import run_state
+from trainer.checkpoint.folder import folder_name, run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.location import Location
 from trainer.config.parse import dump_config
@@ -28,19 +28,20 @@ from trainer.plan.plan import Plan
 from trainer.run.data import RunData
 from trainer.run.end_time import ENDS, EndTime, deadlines
 from trainer.run.engine import Engine
-from trainer.run.evaluating import RunScorer, evaluate_sets
+from trainer.run.evaluating import RunScorer, classify_sets, evaluate_sets
 from trainer.run.measuring import Measuring
 from trainer.run.metrics import MetricsWriter, plain, read_metrics
 from trainer.run.rank_times import RankTimes
 from trainer.run.resume import Done
 from trainer.run.run_folder import Owner, record_file, tokenizer_files, versions
-from trainer.run.saving import Saver, SaveSchedule
+from trainer.run.saving import Saver, SaveSchedule, ranked_by
 from trainer.run.signals import StopRequests, StopVotes, stop
 from trainer.run.spikes import Spikes
 from trainer.run.step_report import FinishedStep, SkippedSteps, StepReport, Votes, diverged
 from trainer.tasks.in_training import score_tasks
 from trainer.tracking.files import tracking_file
 
+PREDICTIONS = "predictions"  # of classifiers, in the run's folder
 Callback = Callable[[FinishedStep], bool | None]
 
 
@@ -217,15 +218,21 @@ class AfterStep:
         config, last, losses = self.config, self.plan.steps, dict[str, dict[str, float]]()
         if reads_sets(step, config.train, last=last):
             sets = {"valid": self.data.valid, "test": self.data.test if step == last else {}}
-            losses |= evaluate_sets(self.engine, sets, limit=config.train.eval_samples, progress=self.progress)
+            limit, progress = config.train.eval_samples, self.progress
+            if config.data.kind == "classify":
+                main = self.log is not None
+                folder = Path(config.run.folder) / PREDICTIONS / folder_name(step) if main else None
+                losses |= classify_sets(self.engine, sets, limit=limit, folder=folder, progress=progress)
+            else:
+                losses |= evaluate_sets(self.engine, sets, limit=limit, progress=progress)
         if self.data.tasks and scores_tasks(step, config.evaluate, last=last):
             scorer = RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(config.run.folder).name)
             losses["tasks"] = score_tasks(self.data.tasks, scorer)
         return losses
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
-        if losses.get("valid"):
-            self.saver.evaluated(step, losses["valid"])
+        if ranked := ranked_by(losses):
+            self.saver.evaluated(step, ranked)
         if self.log is not None:
             self.log.step(step, {**measured, **{split: of_split for split, of_split in losses.items() if of_split}})
 

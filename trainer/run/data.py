@@ -213,16 +213,23 @@ def to_device(
         UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
     """
     skipped = skipped if skipped is not None and skipped.any() else None
-    if isinstance(batch.rows, mdata.FieldRows):
+    choices = 0
+    if isinstance(batch.rows, mdata.FieldRows) and isinstance(batch.rows.kind, mdata.Classify):
+        choices = batch.rows.kind.choices
+        microbatch = _labelled_rows(batch, batch.rows, device, vocab_size=vocab_size, multiple=multiple)
+    elif isinstance(batch.rows, mdata.FieldRows):
         how = {"vocab_size": vocab_size, "multiple": multiple}
         microbatch = _masked_rows(batch, batch.rows, device, skipped=skipped, **how)
     else:
         microbatch = _text_rows(batch, device, vocab_size=vocab_size)
     if skipped is not None:
-        counts_B = _moved(np.float32(1) - skipped.astype(np.float32), device)
+        counts_B = _moved(np.repeat(np.float32(1) - skipped.astype(np.float32), max(1, choices)), device)
         microbatch = replace(microbatch, loss_mask_BS=microbatch.loss_mask_BS * counts_B[:, None])
     if numbered:
-        microbatch = replace(microbatch, samples_B=_moved(np.asarray(batch.samples, np.int64), device))
+        samples = np.asarray(batch.samples, np.int64)
+        if choices:  # each row of a sample drops other numbers
+            samples = (samples[:, None] * choices + np.arange(choices)).flatten()
+        microbatch = replace(microbatch, samples_B=_moved(samples, device))
     if components is not None:
         microbatch = replace(microbatch, components_B=_moved(components, device))
     return microbatch if cp is None else microbatch.on_context_rank(cp)
@@ -285,6 +292,28 @@ def _masked_rows(
     types = np.where(np.arange(loss.shape[1]) < lengths[:, None], fields["types"], 0)
     swapped = fields["is_random"] if skipped is None else np.where(skipped, NO_PAIR, fields["is_random"])
     return replace(microbatch, types_BS=_moved(types, device), swapped_B=_moved(swapped, device))
+
+
+def _labelled_rows(
+    batch: mdata.Batch, rows: mdata.FieldRows, device: torch.device, *, vocab_size: int, multiple: int
+) -> Microbatch:
+    """Rows for classification: label and loss are at the first token of each sample."""
+    fields, length = rows.fields, rows.text.shape[-1]
+    text, types, padding = (fields[name].reshape(-1, length) for name in ("text", "types", "padding_mask"))
+    _check_ids(batch, text, vocab_size=vocab_size)
+    labels, loss = np.zeros(text.shape, np.int64), np.zeros(text.shape, np.float32)
+    step = len(text) // len(fields["labels"])
+    labels[::step, 0], loss[::step, 0] = np.maximum(fields["labels"], 0), fields["loss_mask"]
+    lengths = padding.sum(1, dtype=np.int32)
+    return Microbatch(
+        tokens_BS=_moved(text, device),
+        labels_BS=_moved(labels, device),
+        loss_mask_BS=_moved(loss, device),
+        types_BS=_moved(types, device),
+        lengths_B=_moved(lengths, device),
+        real=real_tokens(lengths, length, multiple, device) if multiple else None,
+        choices=step if step > 1 else 0,
+    )
 
 
 def _lengths(padding_mask: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -33,7 +33,7 @@ from trainer.config.parse import dump_config
 from trainer.config.sections import KernelsSection, RunConfig
 from trainer.convert.adapters import base_of, check_base, weights_hash
 from trainer.convert.convert import open_model
-from trainer.convert.first_state import read_model, read_tensors
+from trainer.convert.first_state import heads_to_draw, read_model, read_tensors
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
 from trainer.layers.experts import Experts
@@ -122,7 +122,7 @@ class Engine:
         buffers = rank_buffers(family, plan.shape, places=places)
         self.model_buffers = ModelBuffers(self.model, buffers, device=world.device) if buffers else None
         self.float8 = use_float8(self.model, config, num_layers=plan.shape.num_layers, device=world.device)
-        tokens = plan.micro_batch * plan.sequence_length // plan.cp
+        tokens = plan.micro_batch * plan.sample_tokens // plan.cp
         use_symmetric_products(self.model, config, tp=tp, num_tokens=tokens, device=world.device, dtype=dtype)
         self.buffers = Buffers(
             self.model,
@@ -336,7 +336,8 @@ class Engine:
         if self.scaler is None:
             return torch.ones((), dtype=torch.float64, device=self.world.device), None
         scale = self.scaler.scale.clone()
-        tokens = 1 if own_means else self.plan.micro_batch * self.plan.sequence_length
+        each = 1 if self.config.data.kind == "classify" else self.plan.sequence_length
+        tokens = 1 if own_means else self.plan.micro_batch * each
         return scale, scale / (tokens * num_microbatches)
 
     def is_finite(self, loss: float) -> bool:
@@ -402,6 +403,37 @@ class Engine:
         for axis in ("pp", "data"):
             all_reduce_(sums, self.world.groups[axis])
         return sums
+
+    @out_of_memory_in("the forward pass of an evaluation", fix=FEWER_TOKENS)
+    @torch.no_grad()
+    def class_logits(self, microbatches: Iterable[Microbatch], *, num_samples: int, classes: int) -> Tensor:
+        """The logits of a head that classifies rows, or chooses one, on all ranks: fp64[num_samples, classes].
+
+        Args:
+            microbatches: of this rank, which are as many on each; `components_B` holds the number of each sample among
+                those of all ranks, -1 for one that is not wanted.
+        """
+        table = torch.zeros(num_samples + 1, classes, dtype=torch.float64, device=self.world.device)
+
+        def keep(logits_RC: Tensor, batch: Microbatch) -> Tensor:
+            assert batch.components_B is not None, "samples have numbers"
+            table[batch.components_B] = logits_RC.double()
+            return table.new_zeros(())
+
+        own = [stage.loss_function for stage in self.executor.stages.values()]
+        together, rest = 1 if self.plan.pp == 1 else EVALUATED_PER_RANK * self.plan.pp, iter(microbatches)
+        for stage in self.executor.stages.values():
+            stage.loss_function = keep
+        try:
+            while batches := list(itertools.islice(rest, together)):
+                self.executor.run(self._evaluation(len(batches)), batches)
+        finally:
+            for stage, function in zip(self.executor.stages.values(), own, strict=True):
+                stage.loss_function = function
+        logits = table[:-1].contiguous()
+        for axis in ("pp", "data"):
+            all_reduce_(logits, self.world.groups[axis])
+        return logits
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -487,7 +519,10 @@ class Engine:
         def read() -> RunState:
             model = open_model(folder)
             if not self.buffers.frozen.runs:
-                read_model(self.state, model, owned=wanted)
+                drawn = heads_to_draw(self.config, model, self.plan.vocab_size)
+                read_model(self.state, model, owned=wanted, without=drawn)
+                if drawn:
+                    self._draw(wanted["weight"], self.optimizer.state["weight"], names=drawn)
             elif model.adapter is not None:
                 read_tensors(self.state, model.adapter.source, owned=wanted)
             else:
@@ -522,11 +557,12 @@ class Engine:
         if self.model_buffers is not None:
             self.model_buffers.draw(self.config.run.seed)
 
-    def _draw(self, held: Ownership, values: Tensor) -> None:
-        """The first values of these runs, which lie in a flat tensor."""
+    def _draw(self, held: Ownership, values: Tensor, *, names: Collection[str] | None = None) -> None:
+        """The first values of these runs, which lie in a flat tensor: of all parameters, or of those named."""
         runs = (
             ElementRange(slot.spec, low, high, values[first : first + high - low])
             for slot, low, high, first in held.parameters()
+            if names is None or slot.spec.name in names
         )
         threads = max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size)
         initialize_(runs, seed=self.config.run.seed, threads=threads)

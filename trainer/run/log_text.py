@@ -113,7 +113,8 @@ def duration_text(seconds: float) -> str:
 
 def losses_text(step: int, values: Mapping[str, Any]) -> Iterator[str]:
     """The losses of the evaluations and the scores of tasks in a line of metrics.jsonl, if there were any."""
-    for key, name in (("valid", "validation loss"), ("test", "test loss"), ("tasks", "tasks")):
+    names = {"valid": "validation loss", "test": "test loss", "accuracy": "accuracy", "tasks": "tasks"}
+    for key, name in names.items():
         if numbers := values.get(key):
             yield f"step {step:,}: {name} " + ", ".join(f"{of} {number:.4f}" for of, number in numbers.items())
 

@@ -62,7 +62,7 @@ class Measuring:
         named = {name: loss for name, loss in report.named_losses.items() if not math.isnan(loss)}
         return {
             "consumed_samples": consumed_samples,
-            "consumed_tokens": consumed_samples * self._plan.sequence_length,
+            "consumed_tokens": consumed_samples * self._plan.sample_tokens,
             "loss": report.loss if report.num_tokens else None,
             **({"train": by_component} if by_component else {}),
             "grad_norm": report.grad_norm if report.num_tokens else None,

@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 
-from trainer.config.sections import BertSamplesSection, KernelsSection, ModelSection, RunConfig, T5SamplesSection
+from trainer.config.sections import (
+    BertSamplesSection,
+    ClassifySamplesSection,
+    KernelsSection,
+    ModelSection,
+    RunConfig,
+    T5SamplesSection,
+)
 from trainer.models.family import family_of
 from trainer.models.stage import EncoderTokens, Microbatch
 from trainer.optim.layout import make_layout
@@ -190,7 +197,7 @@ def _microbatch(model: ModelSection, plan: Plan, engine: Engine) -> Microbatch:
     data = engine.config.data
 
     def ids(length: int) -> torch.Tensor:
-        return torch.zeros(plan.micro_batch, length, dtype=torch.int64, device="meta")
+        return torch.zeros(plan.micro_batch * plan.rows_per_sample, length, dtype=torch.int64, device="meta")
 
     options, length = data.of_kind, plan.sequence_length
     inputs = ids(options.decoder_length if isinstance(options, T5SamplesSection) else length)
@@ -201,6 +208,8 @@ def _microbatch(model: ModelSection, plan: Plan, engine: Engine) -> Microbatch:
         loss_mask_BS=torch.ones(inputs.shape, device="meta"),
         samples_B=inputs[:, 0] if numbered else None,
     )
+    if isinstance(options, ClassifySamplesSection):
+        batch = dataclasses.replace(batch, types_BS=inputs, lengths_B=inputs[:, 0].int(), choices=options.choices)
     if isinstance(options, T5SamplesSection | BertSamplesSection):
         batch = dataclasses.replace(batch, lengths_B=inputs[:, 0].int())
     if isinstance(options, T5SamplesSection):

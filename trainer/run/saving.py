@@ -156,7 +156,7 @@ class Saver:
             self._report(self._in_flight)
 
     def evaluated(self, step: int, losses: Mapping[str, float | None]) -> None:
-        """Record the validation losses of a step."""
+        """Record the validation losses of a step, or what else `ranked_by` gives."""
         if (loss := _mean_loss(losses)) is not None:
             self._losses[step] = loss
 
@@ -282,8 +282,14 @@ def prune_finished(config: RunConfig) -> None:
 def recorded_losses(config: RunConfig) -> dict[int, float]:
     """The mean validation loss of each step in metrics.jsonl; empty if no checkpoint is kept for it."""
     lines = read_metrics(Path(config.run.folder)) if config.checkpoint.keep_best else []
-    loss_of_step = {line["step"]: _mean_loss(line.get("valid") or {}) for line in lines}
+    loss_of_step = {line["step"]: _mean_loss(ranked_by(line)) for line in lines}
     return {step: loss for step, loss in loss_of_step.items() if loss is not None}
+
+
+def ranked_by(evaluated: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """The numbers by which an evaluation is ranked: losses, but of classifiers the share of wrong predictions."""
+    accuracy = (evaluated.get("accuracy") or {}).get("overall")
+    return {"wrong": 1 - accuracy} if accuracy is not None else evaluated.get("valid") or {}
 
 
 def _mean_loss(losses: Mapping[str, float | None]) -> float | None:

@@ -95,7 +95,8 @@ class FinishedStep:
 
     Args:
         step: steps of the run that are finished, with this one. consumed_samples: training samples read.
-        report: of the step. losses: of its evaluation, by split ("valid", "test") and set; empty if it had none.
+        report: of the step. losses: of its evaluation, by split ("valid", "test") and set, and
+            other numbers ("accuracy", "tasks"); empty if it had none.
     """
 
     step: int

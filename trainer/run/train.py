@@ -288,7 +288,8 @@ def _stored_id(checkpoint: Location | None) -> bytes | None:
 
 def _tally_so_far(config: RunConfig, *, tell: Callable[[str], None]) -> Tally:
     """The time of the run's earlier starts; without those whose lines cannot be read."""
-    length, background = config.train.sequence_length, config.checkpoint.background
+    length = config.train.sequence_length * config.data.rows_per_sample
+    background = config.checkpoint.background
     try:
         return tally_of(Path(config.run.folder), length, background=background)
     except DamageError as error:
@@ -344,7 +345,7 @@ class _Loop:
             loss, losses = unrecorded.measured.get("loss"), after.record_missing(unrecorded)
         with StopRequests() as stops, after.saver:
             for now, report, is_newest in self._reports(stops):
-                tokens = (now.samples - self.done.samples) * self.plan.sequence_length
+                tokens = (now.samples - self.done.samples) * self.plan.sample_tokens
                 try:
                     losses = after.settle(now, report, stops=stops, is_newest=is_newest, tokens=tokens)
                 except RollBackError:
@@ -395,7 +396,7 @@ class _Loop:
                             measure=after.measures(done.steps + 1),
                             limits=limits,
                         )
-                        rate.tokens += size * plan.sequence_length
+                        rate.tokens += size * plan.sample_tokens
                         rate.steps += 1
                     done = done.after(size)
                     running.append((done, size, pending))

@@ -7,7 +7,16 @@ from trainer.models.bert.cost import flops_per_token
 from trainer.models.bert.huggingface import HUGGING_FACE
 from trainer.models.bert.megatron import MEGATRON
 from trainer.models.bert.params import parameter_table
-from trainer.models.bert.shape import bert_shape, decode_state, effective_keys, function_keys, loss_names
+from trainer.models.bert.shape import (
+    bert_shape,
+    decode_state,
+    effective_keys,
+    function_keys,
+    heads,
+    loss_names,
+    section_of,
+    usual_kind,
+)
 from trainer.models.family import Family, built_by
 from trainer.models.gpt.check import float8_sizes
 from trainer.models.gpt.cost import stage_cost
@@ -32,7 +41,10 @@ FAMILY = Family(
     build=built_by("trainer.models.bert.model", "build_bert"),
     predicts="masked",
     sections=("bert",),
-    data_kinds=("bert",),
+    data_kinds=("bert", "classify"),
+    usual_kind=usual_kind,
+    classes=lambda config: section_of(config).labels,
+    heads=heads,
     hugging_face=HUGGING_FACE,
     megatron=MEGATRON,
 )

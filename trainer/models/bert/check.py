@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from trainer.config.sections import BertSamplesSection, ModelSection, RunConfig
+from trainer.config.sections import BertSamplesSection, BertSection, ModelSection, RunConfig
 from trainer.models.bert.shape import section_of, token_types
 from trainer.models.gpt import check as gpt
 from trainer.models.gpt.check import cut_by_tp
@@ -42,13 +42,14 @@ def model_problems(config: RunConfig) -> Iterator[str]:
             f'model.bert.head_activation is not set, and the head has no model.activation="{model.activation}"; '
             'set it to "gelu" or "gelu_erf"'
         )
-    if section.binary_head and token_types(config) == 1:
+    yield from _task_problems(config, section)
+    if section.task == "masked" and section.binary_head and token_types(config) == 1:
         yield (
             "model.bert.token_types=1 gives both texts of a pair the same type, but model.bert.binary_head=true reads "
             "pairs; set model.bert.token_types=2, or model.bert.binary_head=false"
         )
     masking = config.data.bert or BertSamplesSection()
-    if section.binary_head and config.data.kind == "bert" and not masking.head:
+    if section.task == "masked" and section.binary_head and config.data.kind == "bert" and not masking.head:
         yield (
             "data.bert.head=false makes rows of one text, but model.bert.binary_head=true learns from pairs; set both "
             "to true, or both to false"
@@ -57,4 +58,26 @@ def model_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f'mesh.cp={config.mesh.cp} divides rows for causal attention, which model.family="bert" does not have; '
             "set mesh.cp=1, and mesh.tp for rows that are too long for one GPU"
+        )
+
+
+def _task_problems(config: RunConfig, section: BertSection) -> Iterator[str]:
+    """What the head predicts, and the rows that it learns from."""
+    task, kind, choices = section.task, config.data.kind, config.data.rows_per_sample
+    if (task == "masked") != (kind == "bert"):
+        tasks, other = ('"classify" or "choice"', "bert") if kind == "classify" else ('"masked"', "classify")
+        yield f'data.kind="{kind}" does not fit model.bert.task="{task}"; set {tasks}, or data.kind="{other}"'
+    elif task != "masked" and (task == "choice") != (choices > 1):
+        needs = "at least 2" if task == "choice" else "0"
+        yield f'data.classify.choices={choices if choices > 1 else 0} with model.bert.task="{task}"; set it to {needs}'
+    if task == "classify" and len(section.labels) < 2:
+        yield f'model.bert.labels={list(section.labels)} with model.bert.task="classify"; name at least 2 classes'
+    if task != "classify" and section.labels:
+        yield f'model.bert.labels={list(section.labels)} are for model.bert.task="classify"; leave them out'
+    if len(set(section.labels)) < len(section.labels):
+        yield f"model.bert.labels={list(section.labels)} has a name twice; name each class once"
+    if task != "masked" and token_types(config) == 1:
+        yield (
+            "model.bert.token_types=1 gives both texts of a row the same type, and rows of two texts have 2; set "
+            "model.bert.token_types=2"
         )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _NORMS = {"bert": "post", "megatron-bert": "pre"}
 _CLASSES = {"bert": "Bert", "megatron-bert": "MegatronBert"}
+_TASKS = {"classify": "ForSequenceClassification", "choice": "ForMultipleChoice"}  # model.bert.task -> class
 _SIZES: Mapping[str, str] = {  # setting -> key of [model]
     "num_hidden_layers": "num_layers",
     "hidden_size": "hidden_size",
@@ -52,6 +53,7 @@ _NAMES: Mapping[str, str] = {
     "head_bias": "cls.predictions",
     "pooler": "bert.pooler.dense",
     "binary_head": "cls.seq_relationship",
+    "classifier": "classifier",
     "attention.q": "attention.self.query",
     "attention.k": "attention.self.key",
     "attention.v": "attention.self.value",
@@ -69,6 +71,9 @@ def _keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
     neutral_values = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
     for name, neutral in neutral_values.items():
         demand(found, name, neutral, problems)
+    task = _task(found)
+    if task == "classify" and (kind_of_loss := found.get("problem_type")) not in (None, "single_label_classification"):
+        problems.append(f"problem_type = {kind_of_loss!r}; rows have one class")
     form = activation(found["hidden_act"], _ACTIVATIONS, "hidden_act", problems=problems)
     pairs = any(str(name).endswith(("ForPreTraining", "ForNextSentencePrediction")) for name in _listed(found))
     return {ours: found[name] for name, ours in _SIZES.items()} | {
@@ -79,8 +84,22 @@ def _keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
         "bias": True,
         "tie_embeddings": found["tie_word_embeddings"],
         "init_std": found["initializer_range"],
-        "bert": {"norm": _NORMS[kind], "binary_head": pairs, "token_types": found["type_vocab_size"]},
+        "bert": {"norm": _NORMS[kind], "binary_head": pairs, "token_types": found["type_vocab_size"]}
+        | ({} if task == "masked" else {"task": task, "labels": _labels(found) if task == "classify" else []}),
     }
+
+
+def _task(found: Json) -> str:
+    """What the class that a config.json names predicts."""
+    return next((t for t, c in _TASKS.items() if any(str(name).endswith(c) for name in _listed(found))), "masked")
+
+
+def _labels(found: Json) -> list[str]:
+    """The names of classes; transformers numbers them where there are none, and has two."""
+    named = found.get("id2label")
+    if isinstance(named, dict) and sorted(named) == sorted(map(str, range(len(named)))):
+        return [str(named[str(number)]) for number in range(len(named))]
+    return [f"LABEL_{number}" for number in range(found.get("num_labels") or 2)]
 
 
 def _listed(found: Json) -> list[Any]:
@@ -95,12 +114,17 @@ def _settings(kind: str, keys: Json) -> dict[str, Any]:
             found="model.bert.token_types not set, and model.bert.binary_head=false",
             fix="train with model.bert.token_types=1",
         )
+    task = keys.get("bert.task", "masked")
+    usual = "ForPreTraining" if keys["bert.binary_head"] else "ForMaskedLM"
+    names = {str(number): label for number, label in enumerate(keys.get("bert.labels", ()))}
+    labels = {"id2label": names, "label2id": {label: int(number) for number, label in names.items()}}
     return {name: keys[ours] for name, ours in _SIZES.items()} | {
+        **(labels if task == "classify" else {}),
         "hidden_act": reverse(_ACTIVATIONS, keys["activation"], "gelu"),
         "type_vocab_size": keys["bert.token_types"],
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
-        "architectures": [_CLASSES[kind] + ("ForPreTraining" if keys["bert.binary_head"] else "ForMaskedLM")],
+        "architectures": [_CLASSES[kind] + _TASKS.get(task, usual)],
     }
 
 
@@ -121,7 +145,7 @@ def _seen(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Run
 
 
 def _lacking(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    if "cls.predictions.transform.dense.weight" not in shapes:
+    if not {"cls.predictions.transform.dense.weight", "classifier.weight"} & shapes.keys():
         yield "no head for masked tokens (cls.predictions), as a folder of ForPreTraining or ForMaskedLM has"
 
 
@@ -155,7 +179,7 @@ HUGGING_FACE = HuggingFace(
     tensor=_tensor,
     buffers=dict.fromkeys(_CLASSES, _STORED),
     is_derived=_is_derived,
-    auto_class="AutoModelForMaskedLM",
+    auto_class=lambda config: "AutoModel" + _TASKS.get(section_of(config).task, "ForMaskedLM"),
     older_names=_OLDER,
     seen=_seen,
     lacking=_lacking,

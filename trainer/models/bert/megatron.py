@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mdata import UsageError
 from trainer.models.bert.shape import BertShape
 from trainer.models.family import Form, Json, Megatron
 from trainer.models.gpt import megatron as gpt
@@ -30,6 +31,12 @@ def tensor(name: str, size: tuple[int, ...], shape: BertShape, version: float, f
 
 def arguments(keys: Json) -> dict[str, Any]:
     """The arguments with which Megatron-LM builds a model with these keys of [model]."""
+    if "bert.task" in keys:
+        raise UsageError(
+            "Megatron-Core has no head that classifies rows",
+            found=f"model.bert.task = {keys['bert.task']!r}",
+            fix="export to a Hugging Face folder",
+        )
     return {**gpt.arguments(keys), "bert_binary_head": keys["bert.binary_head"]}
 
 

@@ -22,13 +22,13 @@ from torch.nn import functional as F
 from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Parallel, as_input
-from trainer.layers.dropout import TokenPlaces, token_places
+from trainer.layers.dropout import Dropout, TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding
 from trainer.layers.head import VocabularyBias, head_loss
 from trainer.layers.linear import Linear, column_product
 from trainer.models.bert.shape import SENTENCE_LOSS, BertShape
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, make_norm
-from trainer.models.stage import NO_PAIR, Microbatch, NamedLoss, Tensors, summed
+from trainer.models.stage import NO_PAIR, Microbatch, NamedLoss, Tensors, only_tokens, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_columns, gather_rows
 from trainer.parallel.params import Place
@@ -87,6 +87,12 @@ class Bert(GPT):
             return
         if shape.is_post_norm:
             del self.final_norm
+        if shape.classes:
+            self.pooler, self.classifier = _dense(width, width), _dense(width, shape.classes)
+            self.drop_pooled = Dropout(
+                shape.hidden_dropout, seed=seed, layer=shape.num_layers + 1, site="pooled", kernels=self.kernels
+            )
+            return
         self.transform = Transform(shape, self.kernels)
         self.head_bias = VocabularyBias(shape.padded_vocab_size // tp.size)
         if shape.binary_head:
@@ -98,6 +104,8 @@ class Bert(GPT):
         if not self.place.is_last:
             return (x_ND if branch_ND is None else x_ND + branch_ND,)
         y_ND = self._encoded(x_ND, branch_ND)
+        if self.shape.classes:
+            return self._classified(y_ND, batch)
         if self.shape.binary_head and batch.losses is not None and batch.swapped_B is not None:
             batch.losses[SENTENCE_LOSS] = _pair_loss(self._pair_logits(y_ND, batch), batch.swapped_B)
         if self.loss_function is not None:
@@ -114,6 +122,35 @@ class Bert(GPT):
             parallel=self.whole_rows,
         )
         return loss, torch.zeros_like(weight_N, dtype=losses_M.dtype).index_copy(0, masked_M, losses_M)
+
+    def logits(self, tokens_BS: Tensor, received: Tensors = ()) -> Tensor:
+        """See `GPT`; of a head for rows those of each row: [B, classes]."""
+        return self.class_logits(only_tokens(tokens_BS)) if self.shape.classes else super().logits(tokens_BS, received)
+
+    def class_logits(self, batch: Microbatch) -> Tensor:
+        """Of a stage that is the whole model: the logits of samples' classes or choices: fp32[samples, C]."""
+        return self._class_logits(self._encoded(*self._through_blocks((), batch)), batch)
+
+    def _class_logits(self, y_ND: Tensor, batch: Microbatch) -> Tensor:
+        pooled_BD = self.pooler(self._first_tokens(y_ND, batch)).tanh()
+        places = None
+        if batch.samples_B is not None:
+            places = TokenPlaces(batch.samples_B, torch.zeros_like(batch.samples_B))
+        logits_BC: Tensor = self.classifier(self.drop_pooled(pooled_BD, places))
+        logits_BC = logits_BC.to(torch.promote_types(logits_BC.dtype, torch.float32))
+        return logits_BC.view(-1, batch.choices) if batch.choices else logits_BC
+
+    def _classified(self, y_ND: Tensor, batch: Microbatch) -> Tensors:
+        """The sum of the losses of samples, and each at the first token of its first row."""
+        logits_RC = self._class_logits(y_ND, batch)
+        if self.loss_function is not None:
+            return summed(self.loss_function(logits_RC, batch), batch)
+        rows = max(1, batch.choices)
+        labels_R, weight_R = (values_BS[::rows, 0] for values_BS in (batch.labels_BS, batch.loss_mask_BS))
+        losses_R = F.cross_entropy(logits_RC, labels_R, reduction="none") * weight_R
+        losses_N = torch.zeros(batch.tokens_BS.numel(), dtype=losses_R.dtype, device=losses_R.device)
+        losses_N[:: rows * batch.tokens_BS.shape[1]] = losses_R.detach()
+        return losses_R.sum(dtype=torch.float64), losses_N
 
     def pair_logits(self, batch: Microbatch) -> Tensor:
         """Of a stage that is the whole model: logits of "follows" and "does not follow": [B, 2]."""
@@ -134,12 +171,14 @@ class Bert(GPT):
         return gather_rows(y_ND, self.parallel.tp) if self.parallel.sequence_parallel else y_ND
 
     def _pair_logits(self, y_ND: Tensor, batch: Microbatch) -> Tensor:
-        if batch.real is None:
-            first_BD = y_ND.view(*batch.tokens_BS.shape, -1)[:, 0].contiguous()
-        else:
-            first_BD = y_ND.index_select(0, batch.real.bounds[: len(batch.tokens_BS)])
-        logits_B2: Tensor = self.binary_head(self.pooler(first_BD).tanh())
+        logits_B2: Tensor = self.binary_head(self.pooler(self._first_tokens(y_ND, batch)).tanh())
         return logits_B2
+
+    def _first_tokens(self, y_ND: Tensor, batch: Microbatch) -> Tensor:
+        """What the heads of rows read: [B, D]."""
+        if batch.real is None:
+            return y_ND.view(*batch.tokens_BS.shape, -1)[:, 0].contiguous()
+        return y_ND.index_select(0, batch.real.bounds[: len(batch.tokens_BS)])
 
     def _whole_logits(self, x_ND: Tensor, branch_ND: Tensor | None, batch: Microbatch) -> Tensor:
         return self._all_logits(self._encoded(x_ND, branch_ND), batch)

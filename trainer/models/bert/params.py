@@ -41,6 +41,11 @@ def _heads(shape: BertShape, place: Place) -> Iterator[ParamSpec]:
         return
     table, width, std = gpt.Table(replace(place, sequence_parallel=False)), shape.hidden_size, shape.init_std
     table.block = shape.num_layers + 1
+    if shape.classes:
+        table.dense("pooler", width, width, std=std)
+        table.dense("classifier", shape.classes, width, std=std)
+        yield from table.specs
+        return
     table.dense("transform.dense", width, width, std=std)
     table.norm("transform.norm", shape)
     rows, size = shape.padded_vocab_size, place.tp_size

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.sections import BertSamplesSection, BertSection, RunConfig
+from trainer.config.sections import BertSamplesSection, BertSection, DataKind, RunConfig
 from trainer.models.family import DecodeState
 from trainer.models.gpt import shape as gpt
 
@@ -23,12 +24,20 @@ class BertShape(gpt.GPTShape):
         binary_head: whether token 0 says if the second text follows the first.
         head_activation: before the logits, "gelu" (by tanh) or "gelu_erf".
         masked: share of tokens that are predicted; the head computes no others.
+        classes: of a head on the first token, in place of the others; 1: it says which of several rows is right. 0: it
+            predicts masked tokens.
     """
 
     token_types: int
     binary_head: bool
     head_activation: str = "gelu_erf"
     masked: float = 0.15
+    classes: int = 0
+
+    @property
+    def embeds_last(self) -> bool:
+        """Whether the last stage has the embedding, too: only the head of masked tokens shares it."""
+        return not self.classes
 
     @property
     def is_post_norm(self) -> bool:
@@ -59,7 +68,9 @@ def bert_shape(config: RunConfig, vocab_size: int) -> BertShape:
     same |= {"block_norm": "output" if section.norm == "post" else "input"}
     same |= {"scores": replace(shape.scores, causal=False)}
     masking = config.data.bert or BertSamplesSection()
-    return BertShape(**same, **_own(config), masked=masking.mask_probability)
+    classes = {"masked": 0, "choice": 1, "classify": len(section.labels)}[section.task]
+    masked = 0.0 if classes else masking.mask_probability
+    return BertShape(**same, **_own(config), masked=masked, classes=classes)
 
 
 def _own(config: RunConfig) -> dict[str, Any]:
@@ -67,7 +78,7 @@ def _own(config: RunConfig) -> dict[str, Any]:
     section = section_of(config)
     return {
         "token_types": token_types(config),
-        "binary_head": section.binary_head,
+        "binary_head": section.binary_head and section.task == "masked",
         "head_activation": section.head_activation or config.model.activation,
     }
 
@@ -82,16 +93,33 @@ def decode_state(shape: BertShape, kind: str) -> DecodeState:
     return DecodeState(tensors={})
 
 
+HEADS = ("transform.", "head_bias.", "pooler.", "binary_head.", "classifier.")  # parameters of all heads
+
+
+def heads(shape: BertShape) -> tuple[str, ...]:
+    """What a classifier may begin without, or leave behind, of other weights."""
+    return HEADS if shape.classes else ()
+
+
+def usual_kind(keys: Mapping[str, Any]) -> DataKind:
+    """The kind of samples for a model with these keys of [model]."""
+    return "bert" if (keys.get("bert") or {}).get("task", "masked") == "masked" else "classify"
+
+
 def function_keys(shape: BertShape) -> dict[str, Any]:
     """See `gpt.function_keys`."""
     keys = gpt.function_keys(shape)
     del keys["masked"]
+    classes = keys.pop("classes")
     own = {"norm": "post" if keys.pop("block_norm") == "output" else "pre"}
     own |= {name: keys.pop(name) for name in OWN_KEYS[1:]}
+    own |= {"task": "choice" if classes == 1 else "classify", "labels": classes} if classes else {}
     return keys | {f"bert.{name}": value for name, value in own.items()}
 
 
 def effective_keys(config: RunConfig) -> dict[str, Any]:
     """See `gpt.effective_keys`."""
-    own = {"norm": section_of(config).norm, **_own(config)}
+    section = section_of(config)
+    own = {"norm": section.norm, **_own(config)}
+    own |= {"task": section.task, "labels": section.labels} if section.task != "masked" else {}
     return gpt.effective_keys(config) | {f"bert.{name}": value for name, value in own.items()}

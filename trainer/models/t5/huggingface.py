@@ -114,7 +114,7 @@ HUGGING_FACE = HuggingFace(
                                  "feed_forward_proj": "gated-gelu"}},
     nullable=("num_decoder_layers",),
     ties_by_presence=True,
-    auto_class="AutoModelForSeq2SeqLM",
+    auto_class=lambda _: "AutoModelForSeq2SeqLM",
     fitting_type=_fitting_type,
     keys=_keys,
     settings=_settings,
