@@ -60,12 +60,12 @@ def add_task_arguments(parser: Parser) -> None:
         help="finetune a BERT on rows of MNLI, QQP or RACE, or of your own (classify: tsv with a header, or jsonl)",
     )
     add("--test", metavar="DATA", help="rows without labels, which are predicted at the end")
+    add("--labels", metavar="NAMES", help="--task classify: its classes, as A,B (default: those in the training data)")
     add_rows_arguments(add)
 
 
 def add_rows_arguments(add: Any) -> None:
     """The options of commands that read labelled rows."""
-    add("--labels", metavar="NAMES", help="--task classify: its classes, as A,B (default: those in the training data)")
     add(
         "--columns",
         metavar="NAMES",

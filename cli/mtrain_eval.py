@@ -1,8 +1,9 @@
 """Score a trained model: WikiText-103, LAMBADA, perplexity of corpora, and the tasks of lm-evaluation-harness.
 
 --task wikitext103 and lambada give the numbers of Megatron-LM's tasks/main.py, where those are right. --task perplexity
-reads a corpus or blend of mdata. --tasks names tasks of lm-evaluation-harness, which needs the extra "eval". Under
-torchrun each --tp x --pp ranks share a model, and these groups divide the rows; the numbers stay the same.
+reads a corpus or blend of mdata. --task mnli, qqp, race and classify score a finetuned BERT on labelled rows. --tasks
+names tasks of lm-evaluation-harness, which needs the extra "eval". Under torchrun each --tp x --pp ranks share a model,
+and these groups divide the rows; the numbers stay the same.
 
 Examples:
   mtrain eval runs/first --task wikitext103 --data wiki.test.tokens --overlap 32
@@ -18,14 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from mdata.errors import UsageError, install_command
 from mdata.progress import SILENT, Progress
+from mdata.sources.labelled import TASKS as ROW_TASKS
 
 from .console import Console
+from .finetune_task import add_rows_arguments, columns_of
 from .mtrain_model import add_model_arguments, each_opened
 
 if TYPE_CHECKING:
     from trainer.tasks.loaded_model import Model
 
-TASKS = ("wikitext103", "lambada", "perplexity")
+TASKS = ("wikitext103", "lambada", "perplexity", *ROW_TASKS)
 # Options that only some tasks have: name -> those tasks ("harness": --tasks).
 _OF = {
     "overlap": ("wikitext103",),
@@ -35,6 +38,9 @@ _OF = {
     "num_fewshot": ("harness",),
     "limit": ("harness",),
     "include_path": ("harness",),
+    "columns": ("classify",),
+    "on_error": ROW_TASKS,
+    "predictions": ROW_TASKS,
     "data": TASKS,
 }
 
@@ -47,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--task", choices=TASKS, help="one of mtrain's own tasks")
     parser.add_argument("--tasks", metavar="NAMES", help="tasks of lm-evaluation-harness, separated by commas")
-    parser.add_argument("--data", metavar="FILE", help="raw WikiText, LAMBADA as JSON Lines, or a corpus or blend")
+    parser.add_argument("--data", metavar="FILE", help="raw WikiText, LAMBADA, labelled rows, or a corpus or blend")
     parser.add_argument(
         "--sequence-length", type=int, metavar="N", help="tokens of a row (default: the model's context)"
     )
@@ -62,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-documents", type=int, metavar="N", help="perplexity: the first N of each corpus (default: all)"
     )
+    add_rows_arguments(parser.add_argument)
+    parser.add_argument("--predictions", type=Path, metavar="FILE", help="labelled rows: jsonl of predictions")
     parser.add_argument("--num-fewshot", type=int, metavar="N", help="--tasks: examples before each question")
     parser.add_argument("--limit", type=int, metavar="N", help="--tasks: only the first N questions of each")
     parser.add_argument("--include-path", type=Path, metavar="DIR", help="--tasks: a folder with further tasks")
@@ -152,6 +160,14 @@ def _scored(model: Model, arguments: argparse.Namespace, *, progress: Progress) 
             if facts[key]:
                 progress.note(f"{facts[key]:,} lines {defect}")
         return lambada_line(facts), facts
+    if arguments.task in ROW_TASKS:
+        from trainer.tasks.classify import classify, classify_line
+
+        common |= {"columns": columns_of(arguments.columns), "on_error": arguments.on_error or "stop"}
+        facts, predicted = classify(model, Path(arguments.data), arguments.task, **common)
+        if arguments.predictions is not None and model.world.is_main:
+            predicted.write(arguments.predictions)
+        return classify_line(facts), facts
     from trainer.tasks.perplexity import perplexity, perplexity_text
 
     facts = perplexity(model, arguments.data, max_documents=arguments.max_documents, **common)

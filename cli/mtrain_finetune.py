@@ -560,10 +560,6 @@ def _train(output: Path, config: RunConfig, opened: OpenBlend, *, ranks: int, co
     from .mtrain_train import main as train
 
     code = train(argparse.Namespace(config=str(output), overrides=[], nproc=ranks), console)
-    if config.data.kind == "classify" and not code:
-        console.note(
-            f"predictions: {config.run.folder}/predictions; mtrain eval {config.run.folder} --task NAME --data FILE"
-        )
     if config.data.kind == "chat" and not code:
         provenance = opened.corpora[0].manifest.provenance
         template = (provenance.options if provenance else {}).get("chat_template")

@@ -153,7 +153,9 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseExcept
     if world.is_main:
         facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
         (unit,) = given_lengths(config.train)
-        console.result(result_text(result, config.run.folder, unit=unit, family=config.model.family), facts)
+        console.result(
+            result_text(result, config.run.folder, unit=unit, family=config.model.family, kind=config.data.kind), facts
+        )
     leave_at_the_end(console.note)
 
 
@@ -193,8 +195,10 @@ def _end(console: Console, error: BaseException) -> None:
         os._exit(code)
 
 
-def result_text(result: TrainResult, folder: str, *, unit: str = "steps", family: str = "gpt") -> str:
-    """The state of the run as text; unit: of the run's length; family: of the model."""
+def result_text(
+    result: TrainResult, folder: str, *, unit: str = "steps", family: str = "gpt", kind: str = "gpt"
+) -> str:
+    """The state of the run as text; unit: of the run's length; family: of the model; kind: of its samples."""
     if result.loss is None:
         longer = f"raise train.{unit} and optimizer.decay_{unit}"
         lines = [f"step {result.step} is already done; to train further, {longer}"]
@@ -208,7 +212,9 @@ def result_text(result: TrainResult, folder: str, *, unit: str = "steps", family
     lines.append(f"checkpoint: {result.checkpoint}")
     if result.goodput is not None:
         lines.append(result.goodput.text())
-    if Path(folder, "tokenizer").is_dir():  # mock data, and data without a manifest, have none
+    if kind == "classify":
+        lines += [f"predictions: {folder}/predictions", f"next: mtrain eval {folder} --task NAME --data FILE"]
+    elif Path(folder, "tokenizer").is_dir():  # mock data, and data without a manifest, have none
         blank = {"bert": "[MASK]", "t5": "<extra_id_0>"}.get(family)  # these models need a prompt
         prompt = f" --prompt 'The capital of {blank} is Paris.'" if blank else ""
         lines.append(f"next: mtrain generate {folder}{prompt}")

@@ -865,10 +865,14 @@ def _head(folder: Folder, case: Mapping[str, Any]) -> str:
         return f"loss {loss}, {right} of {totals[1]} right, instead of {case}"
     if bad := _far(torch.tensor(logits), file["out/logits"], LOSS):
         return f"logits: {bad}"
-    names = {"types.weight": "bert.embeddings.token_type_embeddings.weight",
-             "pooler.weight": "bert.pooler.dense.weight", "pooler.bias": "bert.pooler.dense.bias",
-             "classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias",
-             "blocks.0.attention.q.weight": "bert.encoder.layer.0.attention.self.query.weight"}  # fmt: skip
+    names = {
+        "types.weight": "bert.embeddings.token_type_embeddings.weight",
+        "pooler.weight": "bert.pooler.dense.weight",
+        "pooler.bias": "bert.pooler.dense.bias",
+        "classifier.weight": "classifier.weight",
+        "classifier.bias": "classifier.bias",
+        "blocks.0.attention.q.weight": "bert.encoder.layer.0.attention.self.query.weight",
+    }
     if set(names.values()) != {name.removeprefix("out/grad.") for name in file if name.startswith("out/grad.")}:
         return "gradients of other tensors"
     bad = [f"{ours}: {far}" for ours, theirs in names.items()

@@ -1,7 +1,8 @@
-"""A command of Megatron-LM's `tasks/main.py` as a line of `mtrain eval`.
+"""A command of Megatron-LM's `tasks/main.py` as a line of `mtrain eval` or `mtrain finetune --task`.
 
-WIKITEXT103 and LAMBADA have a counterpart; its other tasks are refused by name. Arguments of the model are not needed,
-because the checkpoint has them; arguments that nobody knows are refused, all at once.
+WIKITEXT103 and LAMBADA are scored; MNLI, QQP and RACE finetune a BERT, or with `--epochs 0` score one. Its other tasks
+are refused by name. Arguments of the model are not needed, because the checkpoint has them; arguments that nobody knows
+are refused, all at once.
 """
 
 from __future__ import annotations
@@ -20,21 +21,16 @@ from trainer.migrate.shell import Work, read_commands
 
 PROGRAM = "tasks/main.py"
 TASKS: Mapping[str, str] = MappingProxyType({"WIKITEXT103": "wikitext103", "LAMBADA": "lambada"})
-_FINETUNING = "finetunes a classifier or a retriever, which mtrain does not"
+FINETUNED = ("MNLI", "QQP", "RACE")
 _OWN = (
     Flag(name="--task", kind="text"),
     Flag(name="--valid-data", kind="texts"),
     Flag(name="--overlapping-eval", kind="int", default="32"),
     Flag(name="--strict-lambada", kind="switch"),
-    *(
-        Flag(name=name, kind=kind, use="refused", note=_FINETUNING)
-        for name, kind in (
-            ("--epochs", "text"),
-            ("--pretrained-checkpoint", "text"),
-            ("--keep-last", "switch"),
-            ("--train-data", "texts"),
-        )
-    ),
+    Flag(name="--epochs", kind="int"),
+    Flag(name="--pretrained-checkpoint", kind="text"),
+    Flag(name="--keep-last", kind="switch"),
+    Flag(name="--train-data", kind="texts"),
 )
 
 
@@ -76,21 +72,69 @@ def _is_main(word: str) -> bool:
 def _refused(a: Given) -> Iterator[str]:
     task = a["--task"]
     if task is None:
-        yield f"--task is missing; {PROGRAM} needs one of {', '.join(TASKS)}"
-    elif task not in TASKS:
-        yield f"--task {task} has no counterpart; mtrain eval has {' and '.join(TASKS)}"
-    for flag in _OWN:
-        if flag.use == "refused" and flag.name in a:
-            yield f"{flag.name} {flag.note}"
+        yield f"--task is missing; {PROGRAM} needs one of {', '.join((*TASKS, *FINETUNED))}"
+    elif task not in (*TASKS, *FINETUNED):
+        yield f"--task {task} has no counterpart; mtrain has {', '.join((*TASKS, *FINETUNED))}"
+    if _finetunes(a):
+        for name in ("--train-data", "--valid-data", "--micro-batch-size", "--lr"):
+            if not a[name]:
+                yield f"{name} is missing"
+        if not (a["--pretrained-checkpoint"] or a["--load"]):
+            yield "--pretrained-checkpoint is missing: mtrain finetune begins with a trained BERT"
+        return
+    for name in ("--epochs", "--pretrained-checkpoint", "--keep-last", "--train-data"):
+        if name in a and task not in FINETUNED:
+            yield f"{name} is for {', '.join(FINETUNED)}"
     files = a["--valid-data"] or ()
-    if len(files) != 1:
+    if len(files) != 1 and task not in FINETUNED:
         yield f"--valid-data names {len(files)} files; mtrain eval scores one"
+    elif not files:
+        yield "--valid-data is missing"
     if a["--load"] is None:
         yield "--load is missing: mtrain eval scores a trained model"
 
 
+def _finetunes(a: Given) -> bool:
+    return a["--task"] in FINETUNED and a["--epochs"] != 0
+
+
+def _finetuning(a: Given, ranks: int | None) -> str:
+    """The line of `mtrain finetune`; a step has one microbatch of each data-parallel rank, as in Megatron-LM."""
+    tp, pp = (a[f"--{name}-model-parallel-size"] or 1 for name in ("tensor", "pipeline"))
+    micro, data_parallel = a["--micro-batch-size"], max(1, (ranks or 1) // (tp * pp))
+    batch = a["--global-batch-size"] or micro * data_parallel
+    words = ["mtrain", "finetune", a["--pretrained-checkpoint"] or a["--load"], ",".join(a["--train-data"])]
+    words += [f"train.global_batch={batch}", f"train.micro_batch={micro}"]
+    words += [f"mesh.{name}={size}" for name, size in (("tp", tp), ("pp", pp)) if size > 1]
+    settings = {
+        "--lr-warmup-fraction": "optimizer.warmup_fraction",
+        "--weight-decay": "optimizer.weight_decay",
+        "--clip-grad": "optimizer.clip_norm",
+        "--hidden-dropout": "model.hidden_dropout",
+        "--attention-dropout": "model.attention_dropout",
+        "--seed": "run.seed",
+    }
+    words += [f"{key}={a[name]:g}" for name, key in settings.items() if name in a]
+    words += ["--task", a["--task"].lower(), "--valid", ",".join(a["--valid-data"])]
+    words += ["--epochs", str(a["--epochs"])] if a["--epochs"] else []
+    words += ["--lr", f"{a['--lr']:g}"]
+    words += ["--sequence-length", str(a["--seq-length"])] if "--seq-length" in a else []
+    words += [word for name in ("fp16", "bf16") if f"--{name}" in a for word in ("--precision", name)]
+    words += ["--gpus", str(ranks)] if ranks and ranks > 1 else []
+    words += ["--tokenizer", "tokenizer"] if "--vocab-file" in a else []
+    words += ["--folder", a["--save"]] if a["--save"] else []
+    return shlex.join(words)
+
+
 def _command(a: Given, ranks: int | None) -> str:
-    words = ["mtrain", "eval", str(a["--load"]), "--task", TASKS[a["--task"]], "--data", a["--valid-data"][0]]
+    if _finetunes(a):
+        return _finetuning(a, ranks)
+    return "\n".join(_evaluating(a, ranks, file) for file in a["--valid-data"])
+
+
+def _evaluating(a: Given, ranks: int | None, file: str) -> str:
+    task = TASKS.get(a["--task"]) or a["--task"].lower()
+    words = ["mtrain", "eval", str(a["--load"]), "--task", task, "--data", file]
     if a["--task"] == "WIKITEXT103" and "--overlapping-eval" in a:
         words += ["--overlap", str(max(1, a["--overlapping-eval"]))]
     if a["--strict-lambada"] and a["--task"] == "LAMBADA":
@@ -109,9 +153,14 @@ def _command(a: Given, ranks: int | None) -> str:
 
 
 def _notes(a: Given) -> Iterator[str]:
-    names = {"--vocab-file": "vocab.json", "--merge-file": "merges.txt", "--tokenizer-model": "tokenizer.model"}
+    vocabulary = "vocab.txt" if a["--task"] in FINETUNED else "vocab.json"
+    names = {"--vocab-file": vocabulary, "--merge-file": "merges.txt", "--tokenizer-model": "tokenizer.model"}
     files = [f"{a.texts[name].partition(' ')[2]} as {kept}" for name, kept in names.items() if name in a]
     if files:
         yield f"tokenizer is a folder with {' and '.join(files)}"
+    if _finetunes(a):
+        yield "accuracy is that of every row, which tasks/main.py computes on one data-parallel rank alone"
+        if "--keep-last" not in a:
+            yield "the last rows of an epoch are read too, as with --keep-last"
     if "--overlapping-eval" in a and "--seq-length" in a and a["--overlapping-eval"] > a["--seq-length"]:
         yield "an overlap beyond the sequence leaves tokens out; mtrain eval refuses it"

@@ -243,7 +243,8 @@ class Family:
         predicts: what its logits are of: the token after each, or, of a model that reads both sides, the token itself.
         sections: the sub-sections of [model] that it reads. data_kinds: the values of data.kind that it trains on.
         usual_kind: keys of [model] -> the one for such a model; None: the first.
-        classes: configuration -> the names of the classes of rows that its head tells apart; (): it has no such head.
+        classes: configuration -> the names of the classes of rows that its head tells apart; (): it chooses one of
+            several rows. None: it has no such head.
         heads: shape -> prefixes of parameters that it may begin without, drawn instead, and that it may leave behind.
         hugging_face, megatron: its models in these projects; None: they have none.
     """
@@ -266,7 +267,7 @@ class Family:
     sections: tuple[str, ...] = ()
     data_kinds: tuple[DataKind, ...] = TEXT_KINDS
     usual_kind: Callable[[Json], DataKind] | None = None
-    classes: Callable[[RunConfig], tuple[str, ...]] = lambda _: ()
+    classes: Callable[[RunConfig], tuple[str, ...] | None] = lambda _: None
     heads: Callable[[Any], tuple[str, ...]] = lambda _: ()
     decoder_start: Callable[[RunConfig, int | None], int | None] = lambda *_: None
     buffers: Callable[[Any, Place], tuple[ParamSpec, ...]] = lambda *_: ()

@@ -9,29 +9,23 @@ microbatches do, whatever the layout.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 import mdata
 from mdata.dataset.eval_sets import evaluated_samples
-from mdata.errors import os_errors_named
 from mdata.loader.loader import collate
 from mdata.progress import SILENT, Progress
-from mdata.samples.classify import ClassifySamples
-from mdata.sources.labelled import RowName
-from mdata.util import atomic_io
 from trainer.models.family import family_of
 from trainer.models.stage import NO_PAIR, Microbatch
 from trainer.run.data import evaluation_batches, to_device
 from trainer.run.engine import EVALUATED_PER_RANK, Engine
+from trainer.tasks.classify import Predicted, class_names, row_names
 from trainer.tasks.loaded_model import prompt_ids
 from trainer.tasks.score import Span, SpanScore, batches_by_length
 
@@ -75,34 +69,11 @@ def evaluate_sets(
     return losses
 
 
-class Predicted(NamedTuple):
-    """What a classifier says of a set: each sample's name and label (None: unknown), and fp64[n, classes] logits."""
-
-    names: list[RowName]
-    logits: Tensor
-    classes: tuple[str, ...]
-
-    @property
-    def known(self) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the samples with a label."""
-        places = [place for place, name in enumerate(self.names) if name.label is not None]
-        return self.logits[places], torch.tensor([self.names[place].label for place in places], dtype=torch.int64)
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """A record of each sample."""
-        shares = self.logits.softmax(-1)
-        for name, best, of_class in zip(self.names, shares.argmax(-1).tolist(), shares.tolist(), strict=True):
-            gold = {} if name.label is None else {"gold": self.classes[name.label]}
-            shown = {label: round(share, 6) for label, share in zip(self.classes, of_class, strict=True)}
-            yield {"uid": name.uid, "label": self.classes[best], **gold, "probabilities": shown}
-
-
 def predict(engine: Engine, dataset: mdata.Dataset, samples: np.ndarray, *, progress: Progress = SILENT) -> Predicted:
     """What the model says of labelled rows, each computed once whatever the layout; the same on all ranks."""
     plan, dp, kind = engine.plan, engine.dp, dataset.options.kind
     assert isinstance(kind, mdata.Classify), "labelled rows"
-    labels = family_of(engine.config).classes(engine.config)
-    classes = labels or tuple(map(choice_name, range(kind.choices)))
+    classes = class_names(family_of(engine.config).classes(engine.config) or (), kind.choices)
     per_rank = -(-len(samples) // dp.size)
 
     def read() -> Iterator[Microbatch]:
@@ -115,17 +86,7 @@ def predict(engine: Engine, dataset: mdata.Dataset, samples: np.ndarray, *, prog
             progress.advance(0, to_evaluate=max(0, len(samples) - (first + plan.micro_batch) * dp.size))
 
     logits = engine.class_logits(read(), num_samples=len(samples), classes=len(classes)).cpu()
-    components, inside = dataset.locate(samples)
-    names = [
-        cast(ClassifySamples, dataset.components[component].samples).names([number])[0]
-        for component, number in zip(components.tolist(), inside.tolist(), strict=True)
-    ]
-    return Predicted(names, logits, classes)
-
-
-def choice_name(number: int) -> str:
-    """A, B, C ... as RACE names answers; further ones have numbers."""
-    return chr(ord("A") + number) if number < 26 else str(number)
+    return Predicted(row_names(dataset, samples), logits, classes)
 
 
 def classify_sets(
@@ -147,23 +108,14 @@ def classify_sets(
     for split, sets in splits.items():
         for name, dataset in sets.items():
             found = predict(engine, dataset, evaluated_samples(dataset, limit), progress=progress)
-            logits, labels = found.known
-            if len(labels):
-                correct = int((logits.argmax(-1) == labels).sum())
-                losses[split][name] = float(cross_entropy(logits, labels))
-                accuracy[name] = correct / len(labels)
-                right, known = (right + correct, known + len(labels)) if split == "valid" else (right, known)
+            score = found.score()
+            if score.loss is not None:
+                losses[split][name], accuracy[name] = score.loss, score.correct / score.known
+                if split == "valid":
+                    right, known = right + score.correct, known + score.known
             if folder is not None:
-                write_predictions(folder / f"{name}.jsonl", found)
+                found.write(folder / f"{name}.jsonl")
     return {**losses, "accuracy": accuracy | ({"overall": right / known} if known else {})}
-
-
-def write_predictions(path: Path, predicted: Predicted) -> None:
-    """A line of JSON for each sample."""
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in predicted.lines())
-    with os_errors_named("writing predictions"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_io.atomic_write(path, text.encode())
 
 
 def without_loss(batch: Microbatch) -> Microbatch:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from trainer.convert.native import is_native
 from trainer.errors import out_of_memory_in
 from trainer.models.family import family_of
 from trainer.models.float8_layers import keep_float8_weights
-from trainer.models.stage import only_tokens
+from trainer.models.stage import Microbatch, Tensors, only_tokens
 from trainer.parallel.collectives import all_gather, all_reduce_, start_receive_, start_send
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
@@ -83,6 +83,8 @@ class Model:
         weights: "fp8", or "": as in the folder.
         notes: what the user should know of it.
         fills_masks: it predicts masked tokens from both sides, and no next ones.
+        classes: the names of the classes of rows that it tells apart; (): it chooses one of several rows. None: it
+            predicts tokens.
     """
 
     module: Any
@@ -102,6 +104,7 @@ class Model:
     weights: str = ""
     notes: tuple[str, ...] = ()
     fills_masks: bool = False
+    classes: tuple[str, ...] | None = None
 
     @classmethod
     def load(
@@ -147,7 +150,7 @@ class Model:
         rows = folder.vocab_size
         # Megatron-LM pads the vocabulary; transformers chooses among all rows of its models, and so do we.
         padded = folder.format in ("torch_dist", "mp_rank")
-        facts = _generation_facts(folder)
+        facts, classes = _generation_facts(folder), folder.family.classes(folder.config)
         ends = facts.ends or frozenset(() if spoken is None or spoken.eod is None else (spoken.eod,))
         return cls(
             module=_set_up(folder, world, dtype=_dtype(folder, world, dtype), weights=weights) if forward else None,
@@ -166,7 +169,8 @@ class Model:
             run_folder=_run_folder(location),
             weights=weights,
             notes=folder.notes,
-            fills_masks=folder.family.predicts == "masked",
+            fills_masks=folder.family.predicts == "masked" and classes is None,
+            classes=classes,
         )
 
     def logits(self, ids: Sequence[int]) -> Tensor:
@@ -276,6 +280,13 @@ class Model:
         Raises:
             UsageError: it predicts masked ones.
         """
+        if self.classes is not None:
+            raise UsageError(
+                f"{self.name} {'classifies rows' if self.classes else 'chooses one of several rows'}",
+                expected="a model that continues texts, such as a GPT",
+                fix=f"mtrain eval {self.name} --task {'classify' if self.classes else 'race'} --data FILE gives "
+                "accuracy and predictions",
+            )
         if self.fills_masks:
             raise UsageError(
                 f"{self.name} predicts masked tokens, and not the next one",
@@ -310,17 +321,30 @@ class Model:
         padded = [[*row, *[0] * (longest - len(row))] for row in rows]
         return torch.tensor(padded, device=self.world.device)
 
-    @torch.no_grad()
+    def class_logits(self, batch: Microbatch) -> Tensor:
+        """Of a model with `classes`: the logits of each sample, on all ranks: fp32[samples, classes or choices]."""
+        pp = self.world.groups["pp"]
+        logits = self._staged(batch, lambda received: self.module.class_logits(batch, received))
+        if logits is None:
+            rows = len(batch.tokens_BS)
+            shape = (rows // batch.choices, batch.choices) if batch.choices else (rows, len(self.classes or ()))
+            logits = torch.zeros(shape, device=self.world.device)
+        return all_reduce_(logits, pp)
+
     def _forward(self, tokens_BS: Tensor) -> Tensor | None:
         """Logits of this rank's entries of the vocabulary, with padding, on the last stage; None on the others."""
+        return self._staged(only_tokens(tokens_BS), lambda received: self.module.logits(tokens_BS, received))
+
+    @torch.no_grad()
+    def _staged(self, batch: Microbatch, last: Callable[[Tensors], Tensor]) -> Tensor | None:
+        """What the last stage computes of what the one before it sends; None on the others."""
         with out_of_memory_in("the forward pass of a model", fix="shorter or fewer rows (--batch-size), or more ranks"):
-            pp, links, batch = self.world.groups["pp"], self.world.links, only_tokens(tokens_BS)
+            pp, links = self.world.groups["pp"], self.world.links
             received = self.module.received(batch)
             for buffer in received:
                 start_receive_(buffer, links[pp.rank - 1, pp.rank]).wait()
             if pp.rank + 1 == pp.size:
-                logits: Tensor = self.module.logits(tokens_BS, received)
-                return logits
+                return last(received)
             for tensor in self.module(received, batch):
                 start_send(tensor.contiguous(), links[pp.rank, pp.rank + 1]).wait()
             return None

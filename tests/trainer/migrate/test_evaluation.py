@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import mtrain_eval
+from cli import mtrain_eval, mtrain_finetune
 from cli.console import command_parser
 from cli.mtrain import COMMANDS, main
 from trainer.migrate.evaluation import find_evaluation
@@ -79,8 +79,8 @@ def test_the_lines_of_the_readme(
     ("words", "refused"),
     [
         (
-            "--task RACE --epochs 3 --valid-data a",
-            ("--task RACE has no", "--epochs finetunes", "--load is"),
+            "--task RET-FINETUNE-NQ --epochs 3 --valid-data a",
+            ("--task RET-FINETUNE-NQ has no", "--epochs is for MNLI, QQP, RACE", "--load is"),
         ),
         ("--task LAMBADA --valid-data a b --load x", ("--valid-data names 2 files",)),
         (
@@ -88,6 +88,10 @@ def test_the_lines_of_the_readme(
             ("--strict-lamda is not an argument",),
         ),
         ("--valid-data a --load x", ("--task is missing",)),
+        (
+            "--task RACE --epochs 3 --valid-data a",
+            ("--train-data is missing", "--lr is missing", "--pretrained-checkpoint is missing"),
+        ),
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_argument(
@@ -96,6 +100,41 @@ def test_what_has_no_counterpart_is_refused_by_argument(
     assert main(["config", "--from-megatron", f"python tasks/main.py {words}"]) == 2
     message = capsys.readouterr().err
     assert all(text in message for text in refused)
+
+
+# In the form of examples/finetune_mnli_distributed.sh.
+FINETUNE = """
+python -m torch.distributed.launch --nproc_per_node 8 --nnodes 1 ./tasks/main.py \\
+               --task MNLI --seed 1234 --train-data data/glue/MNLI/train.tsv \\
+               --valid-data data/glue/MNLI/dev_matched.tsv data/glue/MNLI/dev_mismatched.tsv \\
+               --tokenizer-type BertWordPieceLowerCase --vocab-file bert-vocab.txt \\
+               --epochs {epochs} --pretrained-checkpoint checkpoints/bert_345m --load checkpoints/mnli \\
+               --tensor-model-parallel-size 1 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \\
+               --micro-batch-size 8 --lr 5.0e-5 --lr-decay-style linear --lr-warmup-fraction 0.065 \\
+               --seq-length 512 --max-position-embeddings 512 --save-interval 500000 --save checkpoints/mnli \\
+               --log-interval 10 --eval-interval 100 --eval-iters 50 --weight-decay 1.0e-1 --fp16
+"""
+
+
+def test_finetuning_a_bert(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "finetune.sh"
+    path.write_text(FINETUNE.format(epochs=5))
+    assert main(["config", "--from-megatron", str(path)]) == 0
+    *notes, line = capsys.readouterr().out.splitlines()
+    assert notes[0] == "# tokenizer is a folder with bert-vocab.txt as vocab.txt" and len(notes) == 3
+    assert line == (
+        "mtrain finetune checkpoints/bert_345m data/glue/MNLI/train.tsv train.global_batch=64 train.micro_batch=8 "
+        "optimizer.warmup_fraction=0.065 optimizer.weight_decay=0.1 run.seed=1234 --task mnli --valid "
+        "data/glue/MNLI/dev_matched.tsv,data/glue/MNLI/dev_mismatched.tsv --epochs 5 --lr 5e-05 --sequence-length 512 "
+        "--precision fp16 --gpus 8 --tokenizer tokenizer --folder checkpoints/mnli"
+    )
+    (command,) = (command for command in COMMANDS if command.name == "finetune")
+    parsed = command_parser("mtrain", command, mtrain_finetune).parse_args(shlex.split(line)[2:])
+    assert (parsed.task, parsed.gpus, len(parsed.overrides)) == ("mnli", 8, 5)
+    path.write_text(FINETUNE.format(epochs=0))
+    assert main(["config", "--from-megatron", str(path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert len(lines) == 2 and all("mtrain eval checkpoints/mnli --task mnli --data" in line for line in lines)
 
 
 def test_other_programs_are_no_evaluation() -> None:

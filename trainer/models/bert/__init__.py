@@ -9,12 +9,12 @@ from trainer.models.bert.megatron import MEGATRON
 from trainer.models.bert.params import parameter_table
 from trainer.models.bert.shape import (
     bert_shape,
+    classes,
     decode_state,
     effective_keys,
     function_keys,
     heads,
     loss_names,
-    section_of,
     usual_kind,
 )
 from trainer.models.family import Family, built_by
@@ -43,7 +43,7 @@ FAMILY = Family(
     sections=("bert",),
     data_kinds=("bert", "classify"),
     usual_kind=usual_kind,
-    classes=lambda config: section_of(config).labels,
+    classes=classes,
     heads=heads,
     hugging_face=HUGGING_FACE,
     megatron=MEGATRON,

@@ -125,11 +125,15 @@ class Bert(GPT):
 
     def logits(self, tokens_BS: Tensor, received: Tensors = ()) -> Tensor:
         """See `GPT`; of a head for rows those of each row: [B, classes]."""
-        return self.class_logits(only_tokens(tokens_BS)) if self.shape.classes else super().logits(tokens_BS, received)
+        return (
+            self.class_logits(only_tokens(tokens_BS), received)
+            if self.shape.classes
+            else super().logits(tokens_BS, received)
+        )
 
-    def class_logits(self, batch: Microbatch) -> Tensor:
-        """Of a stage that is the whole model: the logits of samples' classes or choices: fp32[samples, C]."""
-        return self._class_logits(self._encoded(*self._through_blocks((), batch)), batch)
+    def class_logits(self, batch: Microbatch, received: Tensors = ()) -> Tensor:
+        """Of the last stage: the logits of samples' classes or choices: fp32[samples, C]."""
+        return self._class_logits(self._encoded(*self._through_blocks(received, batch)), batch)
 
     def _class_logits(self, y_ND: Tensor, batch: Microbatch) -> Tensor:
         pooled_BD = self.pooler(self._first_tokens(y_ND, batch)).tanh()

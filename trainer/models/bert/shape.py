@@ -93,6 +93,12 @@ def decode_state(shape: BertShape, kind: str) -> DecodeState:
     return DecodeState(tensors={})
 
 
+def classes(config: RunConfig) -> tuple[str, ...] | None:
+    """The names of the classes of rows; (): it chooses one. None: it predicts tokens."""
+    section = section_of(config)
+    return None if section.task == "masked" else section.labels
+
+
 HEADS = ("transform.", "head_bias.", "pooler.", "binary_head.", "classifier.")  # parameters of all heads
 
 
