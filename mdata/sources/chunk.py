@@ -2,7 +2,7 @@
 
 Chunk k of a file is the lines that *begin* in bytes [k * chunk_bytes, (k + 1) * chunk_bytes) of its decompressed text,
 so that each line belongs to exactly one chunk. A plain file is divided without being read, and the parser reads its
-chunks; a stream (compressed, standard input, parquet, Arrow, WARC, MediaWiki) is read here, by a few threads that read
+chunks; a stream (compressed, standard input, CSV, parquet, Arrow, WARC) is read here, by a few threads that read
 ahead, and its chunks carry their data. A line that continues past its chunk is read up to a little more than
 `max_record_bytes`, so that the parser sees that it is too long. Plain text with one document per file is one chunk; a
 chunk of parquet or Arrow is consecutive rows, one of WARC whole records.

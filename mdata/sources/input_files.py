@@ -25,8 +25,8 @@ from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter, SkippedFiles, files_below, is_result
 from mdata.sources.saved_datasets import without_metadata
 
-Format = Literal["jsonl", "parquet", "arrow", "warc", "text", "mediawiki", "html"]
-TEXT_FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow", "warc", "text")
+Format = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "warc", "text", "mediawiki", "html"]
+TEXT_FORMATS: tuple[Format, ...] = ("jsonl", "csv", "tsv", "parquet", "arrow", "warc", "text")
 """Those that `preprocess` reads; a page of HTML or MediaWiki becomes text by `extract` first."""
 Compression = Literal["none", "gzip", "zstd", "bzip2", "xz"]
 
@@ -62,6 +62,8 @@ def _compressed(names: Sequence[str]) -> tuple[str, ...]:
 
 ENDINGS: dict[Format, tuple[str, ...]] = {
     "jsonl": _compressed((".jsonl", ".json", ".jsonlines", ".ndjson")),
+    "csv": _compressed((".csv",)),
+    "tsv": _compressed((".tsv",)),
     "parquet": (".parquet",),
     "arrow": (".arrow", ".feather"),
     "warc": _compressed((".warc", ".wet")),
@@ -111,7 +113,7 @@ class SourceFile:
     def streamed(self) -> bool:
         """Whether it must be read in order by one reader; any chunk of other files can be read separately."""
         local = isinstance(self.path, Path) and self.path != STDIN
-        return self.compression != "none" or self.format in ("parquet", "arrow", "warc", "mediawiki") or not local
+        return self.compression != "none" or self.format not in ("jsonl", "text", "html") or not local
 
 
 @dataclass(frozen=True)
@@ -357,7 +359,7 @@ def _format_of(
     refuse_foreign(path, head)
     actual = format_by_content(head)
     if asked == "auto":
-        by_name: tuple[Format, ...] = ("text", "arrow", "warc")
+        by_name: tuple[Format, ...] = ("text", "csv", "tsv", "arrow", "warc")
         named = [format for format in by_name if name.endswith(ENDINGS[format])]
         return actual or (named[0] if named else "jsonl")
     if (actual in _BINARY or asked in _BINARY) and actual != asked:

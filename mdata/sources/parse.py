@@ -22,6 +22,10 @@ def parse(format: Format, data: bytes, *, spec: ReadSpec) -> RecordBatch:
         return parse_lines(data, spec)
     if format == "text":
         return _parse_text(data, spec)
+    if format in ("csv", "tsv"):
+        from mdata.sources.csv_rows import parse_rows as parse_csv
+
+        return parse_csv(format, data, spec)
     if format == "warc":
         from mdata.sources.warc import parse_records
 

@@ -22,6 +22,7 @@ Kind = Literal[
     "bad-value",
     "blank",
     "no-key",
+    "not-csv",
     "not-json",
     "not-object",
     "not-utf8",
@@ -111,10 +112,8 @@ class BadRow:
     excerpt: str
     line: bytes | None = None
 
-    def _other_fix(self, path: str, row: int) -> str:
+    def _other_fix(self, row: int) -> str:
         begins_file = row == 1 and self.kind in ("not-json", "not-object")
-        if begins_file and path.lower().endswith((".csv", ".tsv")):
-            return "CSV is not read: duckdb -c \"COPY (FROM 'x.csv') TO 'x.parquet'\" converts it; or "
         if begins_file and self.excerpt[1:].startswith("\\ufeff"):
             return "sed -i '1s/^\\xEF\\xBB\\xBF//' FILE removes the byte order mark; or "
         if begins_file and self.excerpt[1:].lstrip().startswith("["):
@@ -126,7 +125,7 @@ class BadRow:
         return BadInputError(
             f"{path}:{rows_before + self.row}: {self.reason}",
             found=self.excerpt,
-            fix=self._other_fix(str(path), rows_before + self.row)
+            fix=self._other_fix(rows_before + self.row)
             + "correct or remove this record, or skip such records (--on-error skip)",
         )
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from mdata.errors import BadInputError, UsageError, explain_os_error
 from mdata.object_storage.facts import ObjectFacts
+from mdata.sources.csv_rows import row_spans
 from mdata.sources.input_files import (
     HEAD_BYTES,
     STDIN,
@@ -71,7 +72,7 @@ def stream_chunks(
                 text.drop(text.end)
             yield ChunkContent(0, text.end, data, raw.consumed(), _damage_of(text, raw))
             return
-        if file.format in ("warc", "mediawiki"):
+        if file.format in ("csv", "tsv", "warc", "mediawiki"):
             yield from _record_chunks(raw, text, chunk_bytes, spec=spec)
             return
         start = begin
@@ -101,15 +102,19 @@ def stream_chunks(
 
 
 def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, spec: ReadSpec) -> Iterator[ChunkContent]:
-    """Whole records of WARC, or pages behind the dump's head; a chunk ends with the record that fills it."""
-    is_warc = raw.file.format == "warc"
-    spans = (record_spans if is_warc else page_spans)(text, raw.file, longest=spec.max_record_bytes)
+    """Whole records of WARC, or pages and rows behind their file's head; a chunk ends with the record that fills it."""
+    if raw.file.format in ("csv", "tsv"):
+        spans = row_spans(text, raw.file, spec=spec)
+    else:
+        spans = (record_spans if raw.file.format == "warc" else page_spans)(
+            text, raw.file, longest=spec.max_record_bytes
+        )
     held: list[bytes] = []
     filled = begin = 0
     head, damage = b"", ""
     try:
-        if not is_warc:
-            head = next(spans)[1]
+        if raw.file.format != "warc":
+            head = next(spans, (0, b""))[1]
         for start, data in spans:
             if filled >= chunk_bytes:
                 yield ChunkContent(begin, start, head + b"".join(held), raw.consumed())

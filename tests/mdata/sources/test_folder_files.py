@@ -16,7 +16,7 @@ from tests.helpers.examples import examples
 from tests.helpers.notes import Notes
 
 TREE = (
-    "a.jsonl", "b.JSONL", "c.ndjson", "d.csv", "e.jsonl.lz4", "f.txt", ".git/x.jsonl", ".hidden.jsonl",
+    "a.jsonl", "b.JSONL", "c.ndjson", "d.xls", "e.jsonl.lz4", "f.txt", ".git/x.jsonl", ".hidden.jsonl",
     "en/a.jsonl.gz", "en/old/b.jsonl", "old/c.jsonl", "r.idx", "r.bin", "r.blake3", "r.bin.blake3", "r.origins",
     "r.json", "tokenizer-0123456789abcdef/tokenizer.json", "no-result.bin",
 )  # fmt: skip
@@ -52,7 +52,7 @@ def test_every_name_is_taken_or_counted(tree):
          {"excluded": 2, "unknown ending": 3}),
         ({"include": ("*.gz",)}, ["en/a.jsonl.gz"], {"not included": 9}),
         ({"include": ("en/",)}, ["en/a.jsonl.gz", "en/old/b.jsonl"], {"not included": 8}),
-        ({"include": ("*.csv",)}, ["d.csv"], {"not included": 9}),
+        ({"include": ("*.xls",)}, ["d.xls"], {"not included": 9}),
         ({"include": ("en",), "exclude": ("old/",)}, ["en/a.jsonl.gz"], {"excluded": 2, "not included": 7}),
     ],
 )  # fmt: skip
@@ -62,12 +62,12 @@ def test_include_and_exclude_choose_files_and_count_the_others(tree, patterns, e
 
 def test_what_is_left_out_is_told_with_the_first_names(tree):
     for number in range(5):
-        (tree / f"z{number}.csv").touch()
+        (tree / f"z{number}.xls").touch()
     notes = Notes()
     find_inputs([tree], progress=notes)
     (note,) = notes.lines
     for text in (
-        f"8 with an unknown ending ({tree}/d.csv, {tree}/e.jsonl.lz4, {tree}/no-result.bin and 5 more)",
+        f"8 with an unknown ending ({tree}/d.xls, {tree}/e.jsonl.lz4, {tree}/no-result.bin and 5 more)",
         f"2 that are hidden ({tree}/.git/, {tree}/.hidden.jsonl)",
         f"7 written by mdata ({tree}/tokenizer-0123456789abcdef/, ",
     ):

@@ -235,7 +235,6 @@ def test_the_error_of_a_row_without_the_key_names_the_option(kind):
         ),
         ("x.json", b'[{"text": "a"}, {"text": "b"}]\n', "jq -c '.[]' FILE > NEW.jsonl turns a JSON array into lines"),
         ("x.json", b'[\n{"text": "a"}\n]\n', "jq -c '.[]' FILE > NEW.jsonl turns a JSON array into lines"),
-        ("x.CSV", b"text,id\na,1\n", "CSV is not read: duckdb -c "),
         ("x.jsonl", b'{"text": "' + b"a" * 100 + b'"}\n', "a larger --max-record-bytes, such as 1G"),
         ("x.jsonl", b'{"body": "a"}\n', "another key (--json-keys); or "),
         ("x.jsonl", b"{'text': 1}\n", "try: correct or remove this record"),
