@@ -2,15 +2,18 @@
 
 MODEL is a folder that `mtrain convert` reads: of Hugging Face, of a run, one checkpoint, or of Megatron-LM. DATA is the
 manifest of a corpus or blend, or jsonl (also compressed), which is tokenized in the run's folder by the model's own
-tokenizer: conversations where records have `messages` or `conversations`, texts where they have `text`. All weights are
-trained, or with --lora adapters beside them. Length, batch, learning rate and layout follow from model, data and GPUs;
-section.key=value sets any other key. The same command continues; so does `mtrain train FOLDER/run.toml`.
+tokenizer: conversations where records have `messages` or `conversations`, or the fields of alpaca or dolly; texts where
+they have `text`; pairs of conversations, `chosen` and `rejected`, with --dpo. All weights are trained, or with --lora
+adapters beside them. Length, batch, learning rate and layout follow from model, data and GPUs; section.key=value sets
+any other key. The same command continues; so does `mtrain train FOLDER/run.toml`.
 
 --task finetunes a BERT on labelled rows: MNLI, QQP, RACE, or your own.
 
 Examples:
   mtrain finetune models/Llama-3.2-1B chats.jsonl
   mtrain finetune runs/first web.jsonl --epochs 3 --print
+  mtrain finetune runs/first-chats pairs.jsonl --dpo
+  mtrain finetune models/bert-base-uncased MNLI --task mnli
 """
 
 from __future__ import annotations
@@ -57,9 +60,16 @@ if TYPE_CHECKING:
     from trainer.run.data import RunData
 
 CHAT_KEYS = ("messages", "conversations")
+# The fields by which records of other schemas are known.
+CHAT_FIELDS = (
+    ("pairs", "chosen", "rejected"),
+    ("alpaca", "instruction", "output"),
+    ("dolly", "instruction", "response"),
+)
 EPOCHS = 2
+DPO_EPOCHS, DPO_LR_SHARE = 1, 0.003  # 1e-6 for a model of 1B
 LR_SHARE = 0.1  # of the learning rate with which a model of this size is pretrained
-LORA_LR_SHARE = 1.0  # adapters want ten times the rate of all weights (Schulman et al. 2025, "LoRA Without Regret")
+LORA_LR_FACTOR = 10  # adapters want ten times the rate of all weights (Schulman et al. 2025, "LoRA Without Regret")
 BATCH_TOKENS = 262144  # 64 rows of 4,096 tokens (Touvron et al. 2023)
 LEAST_STEPS = 32  # of an epoch, where the data has as many rows
 USUAL_ROW, SHORTEST_ROW = 2048, 256  # tokens
@@ -77,7 +87,12 @@ def add_arguments(parser: Parser) -> None:
     add("overrides", nargs="*", default=[], metavar="section.key=value", help="other settings of the run")
     add = parser.add_argument_group("training").add_argument
     add("--lora", type=int, metavar="RANK", help="train adapters of this rank, such as 16 (default: all weights)")
-    add("--epochs", type=float, metavar="N", help=f"how often all rows are read, such as 0.5 (default: {EPOCHS})")
+    add(
+        "--epochs",
+        type=float,
+        metavar="N",
+        help=f"how often all rows are read (default: {EPOCHS}; --dpo: {DPO_EPOCHS})",
+    )
     add("--lr", type=float, metavar="RATE", help="largest learning rate (default: by the model's size)")
     add("--batch-tokens", metavar="N", help="tokens of a step, such as 256K (default: by the rows of an epoch)")
     add("--sequence-length", type=int, metavar="N", help="tokens of a row (default: by the longest document)")
@@ -91,6 +106,8 @@ def add_arguments(parser: Parser) -> None:
     add("--nodes", type=int, metavar="N", help="with --print: machines (default: one per 8 GPUs)")
     add("--device", metavar="NAME", help="with --print: kind of GPU (default: that of this machine, or H100)")
     add("--valid", metavar="DATA", help="held-out data (default: the last 2 %% of DATA, if that is a document)")
+    add("--dpo", action="store_true", help="DATA is pairs of a chosen and a rejected conversation")
+    add("--beta", type=float, metavar="B", help="with --dpo: how much the first weights hold back (default: 0.1)")
     add = parser.add_argument_group("how jsonl is tokenized").add_argument
     add("--tokenizer", metavar="FOLDER", help="tokenizer of a model whose folder has none")
     add("--chat-template", metavar="T", help="tokenizer, chatml, plain, or a Jinja file (default: the tokenizer's own)")
@@ -141,6 +158,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         valid = _prepared(arguments.valid, model, folder / "data/valid", arguments=arguments, console=console)
     opened = mdata.open_blend(blend, tokenizer_unknown="ok")
     _check_data(opened, model, arguments)
+    _check_pairs(opened, arguments)
     settings: Tables = {
         "run": {"folder": str(folder)},
         "model": model_keys(model) | _lora_keys(model, arguments.lora),
@@ -180,7 +198,7 @@ def _refuse_other(output: Path, text: str) -> None:
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
-    for name in ("epochs", "lr", "sequence_length"):
+    for name in ("epochs", "lr", "sequence_length", "beta"):
         if (value := getattr(arguments, name)) is not None and not 0 < value < math.inf:
             raise UsageError(f"--{name.replace('_', '-')} is {value}", expected="a number above 0")
     if arguments.gpus is not None and arguments.gpus < 0:
@@ -266,7 +284,7 @@ def _prepared(
     source: str | None, model: ModelFolder, folder: Path, *, arguments: argparse.Namespace, console: Console
 ) -> str:
     """The manifest of the data, which is tokenized into the folder if it is jsonl; "" for no data."""
-    key = _text_key(source) if source else None
+    schema, key = _schema_and_key(source) if source else ("", None)
     if source is None or key is None:
         return source or ""
     if model.tokenizer is None:
@@ -274,13 +292,15 @@ def _prepared(
             f"{arguments.model} has no tokenizer for the texts in {source}",
             fix="--tokenizer FOLDER with the one that the model was trained with",
         )
-    is_chat = key in CHAT_KEYS
+    is_chat = schema != "text"
     files = _write_tokenizer(folder / "tokenizer", model, model.tokenizer)
     template = arguments.chat_template
     if is_chat and template is None and _lacks_template(files, model.tokenizer):
         template = "plain"
         console.note("the tokenizer has no chat template: plain is used (User: ..., Assistant: ...)")
-    kind = f"conversations under {key!r}" if is_chat else f"texts under {key!r}"
+    kind = "texts" if not is_chat else "pairs of conversations" if schema == "pairs" else "conversations"
+    kind += f" of {schema}" if schema in ("alpaca", "dolly") else f" under {key!r}"
+    of_chat = {"chat_schema": schema, "chat_template": template, "chat_train_on": arguments.chat_train_on}
     console.note(f"{source}: {kind}, tokenized into {folder} by the model's tokenizer")
     options = mdata.PreprocessOptions(
         input=(source,),
@@ -289,7 +309,7 @@ def _prepared(
         append_eod=not is_chat,
         chat=is_chat,
         overwrite=arguments.overwrite,
-        **({"chat_template": template, "chat_train_on": arguments.chat_train_on} if is_chat else {}),
+        **(of_chat if is_chat else {}),
         **_tokenizer_options(folder / "tokenizer", files, model.tokenizer),
     )
     with console.progress() as progress:
@@ -297,8 +317,8 @@ def _prepared(
     return str(path)
 
 
-def _text_key(source: str) -> str | None:
-    """The key of jsonl whose values are tokenized; None: the source is not jsonl.
+def _schema_and_key(source: str) -> tuple[str, str | None]:
+    """What the records of jsonl are, and the key whose values are tokenized; None: the source is not jsonl.
 
     Raises:
         UsageError: nothing there, an empty file, or records without such a key.
@@ -309,12 +329,12 @@ def _text_key(source: str) -> str | None:
 
     if not Path(source).exists():
         if Path(f"{source}.idx").exists():
-            return None
+            return "", None
         raise UsageError(f"there is no data {source}", fix="give the manifest of a corpus or blend, or jsonl")
     if Path(source).is_file() and not Path(source).stat().st_size:
         raise UsageError(f"{source} is empty", expected='records such as {"messages": [...]}, one a line')
     if source.endswith((".toml", ".csv")):
-        return None
+        return "", None
     spec = ReadSpec()
     files = find_inputs([source]).files[:1]
     if not files or files[0].format != "jsonl":
@@ -326,17 +346,20 @@ def _text_key(source: str) -> str | None:
     try:
         record = json.loads(line)
     except ValueError:
-        return None  # the first line of a manifest, or a fault that preprocess would name
+        return "", None  # the first line of a manifest, or a fault that preprocess would name
     keys = list(record) if isinstance(record, dict) else []
+    for schema, field, other in CHAT_FIELDS:
+        if field in keys and other in keys:
+            return schema, field
     key = next((key for key in (*CHAT_KEYS, "text") if key in keys), None)
     if key is None and not {"format", "shards", "components"} & set(keys):
         raise UsageError(
             f"the first record of {source} has nothing to train on",
             found=f"keys {', '.join(map(repr, keys[:8]))}" if keys else f"{line[:60]!r}",
-            expected=f"one of {', '.join(CHAT_KEYS)} (conversations) or text",
+            expected=f"one of {', '.join(CHAT_KEYS)} (conversations) or text, or the fields of alpaca, dolly or pairs",
             fix="mdata preprocess --json-keys takes other names; give its manifest",
         )
-    return key
+    return "text" if key == "text" else "messages", key
 
 
 def _write_tokenizer(folder: Path, model: ModelFolder, tokenizer: TokenizerConfig) -> dict[str, bytes]:
@@ -408,8 +431,22 @@ def _check_data(opened: OpenBlend, model: ModelFolder, arguments: argparse.Names
             check_tokenizer(made, model.tokenizer, where=where)
 
 
+def _check_pairs(opened: OpenBlend, arguments: argparse.Namespace) -> None:
+    """See that --dpo and pairs come together."""
+    is_pairs = any(corpus.manifest.level == "pairs" for corpus in opened.corpora)
+    if is_pairs and not arguments.dpo:
+        raise UsageError(f"{arguments.data} holds pairs of conversations", fix="--dpo trains on them")
+    if arguments.dpo and not is_pairs:
+        expected = "records with chosen and rejected, or a corpus of mdata preprocess --chat --chat-schema pairs"
+        raise UsageError(f"--dpo: {arguments.data} holds no pairs of conversations", expected=expected)
+    if arguments.beta is not None and not arguments.dpo:
+        raise UsageError("--beta is of --dpo", fix="add --dpo, or leave it out")
+
+
 def _kind(opened: OpenBlend) -> dict[str, Any]:
-    """Conversations, or whole texts that do not attend to each other."""
+    """Conversations, pairs of them, or whole texts that do not attend to each other."""
+    if any(corpus.manifest.level == "pairs" for corpus in opened.corpora):
+        return {"kind": "pairs"}
     if all(corpus.manifest.level == "chat" for corpus in opened.corpora):
         return {"kind": "chat"}
     return {"kind": "packed", "document_masks": True}
@@ -474,13 +511,19 @@ def _draft(
 ) -> Draft:
     from trainer.plan.plan import make_plan
 
+    classifies = settings["data"].get("kind") == "classify"
+    epochs, share = (TASK_EPOCHS if classifies else EPOCHS), LR_SHARE
+    if arguments.dpo:
+        epochs, share = DPO_EPOCHS, DPO_LR_SHARE
     train: dict[str, Any] = {"sequence_length": length, "global_batch": 1, "micro_batch": 1, "steps": 1}
+    if arguments.beta is not None:
+        train["dpo_beta"] = arguments.beta
     precision = PRECISIONS[arguments.precision or ("bf16" if gpus else "fp32")]
     tables: Tables = {
         **{name: dict(settings[name]) for name in ("run", "model", "data")},
         "mesh": {},
         "train": train,
-        "optimizer": {"lr": 1e-5, "warmup_fraction": 0.03},
+        "optimizer": {"lr": 1e-5, "warmup_fraction": 0.1 if arguments.dpo else 0.03},
         "precision": dict(precision),
         "recompute": {},
         "checkpoint": settings["checkpoint"],
@@ -494,7 +537,6 @@ def _draft(
             fix="a longer --sequence-length, or data.longer=cut",
         )
     batch = _batch(arguments.batch_tokens, rows, length=length, gpus=gpus)
-    classifies = settings["data"].get("kind") == "classify"
     if classifies and not arguments.batch_tokens:
         batch = -(-min(BATCH, rows) // max(gpus, 1)) * max(gpus, 1)
     batch = given.get("train", {}).get("global_batch", batch)
@@ -504,7 +546,7 @@ def _draft(
             raise UsageError("--epochs and train.* both say how long to train", fix="leave one of them out")
         del train["steps"]
     else:
-        train["steps"] = max(math.ceil((arguments.epochs or (TASK_EPOCHS if classifies else EPOCHS)) * rows / batch), 1)
+        train["steps"] = max(math.ceil((arguments.epochs or epochs) * rows / batch), 1)
     if data.facts.has_valid:
         train["eval_interval"] = math.ceil(rows / batch)
     if classifies and data.facts.has_valid:  # after each epoch, on all rows
@@ -514,7 +556,8 @@ def _draft(
         tables["optimizer"]["warmup_fraction"] = WARMUP
     parameters = make_plan(parsed(_merged(tables, given) | {"mesh": {}}), 1, facts=data.facts).num_parameters
     recipe = min(RECIPES, key=lambda recipe: abs(math.log(parameters / recipe.parameters)))
-    share = LORA_LR_SHARE if "lora" in _merged(tables, given)["model"] else LR_SHARE
+    if "lora" in _merged(tables, given)["model"]:
+        share *= LORA_LR_FACTOR
     tables["optimizer"]["lr"] = arguments.lr or float(f"{share * recipe.lr:.3g}")
     return Draft(_merged(tables, given), gpus, data.facts)
 
@@ -560,7 +603,7 @@ def _train(output: Path, config: RunConfig, opened: OpenBlend, *, ranks: int, co
     from .mtrain_train import main as train
 
     code = train(argparse.Namespace(config=str(output), overrides=[], nproc=ranks), console)
-    if config.data.kind == "chat" and not code:
+    if config.data.kind in ("chat", "pairs") and not code:
         provenance = opened.corpora[0].manifest.provenance
         template = (provenance.options if provenance else {}).get("chat_template")
         name = template.get("name", "") if isinstance(template, Mapping) else ""

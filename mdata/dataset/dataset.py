@@ -46,13 +46,14 @@ from mdata.progress import SILENT, Progress
 from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Empty, FieldRows, Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
-from mdata.samples.sample_options import T5, Bert, FieldKind, TextKind
+from mdata.samples.sample_options import T5, Bert, FieldKind, Pairs, TextKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
 from mdata.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from mdata.mixing.megatron_blend import MegatronBlend
+    from mdata.samples.chat import PairSamples
     from mdata.samples.field_samples import FieldSamples
     from mdata.tokenizers.base.tokenizer import Tokenizer
 
@@ -405,11 +406,32 @@ class Dataset:
             parts.append((rows, self._gather_of(number, inside[rows], text, out_rows=rows)))
         return in_order(parts, len(numbers))
 
+    def read_component(self, number: int, samples: npt.ArrayLike) -> Rows:
+        """Samples of one component by their numbers inside it, integer[n]; of kinds whose samples are rows of text."""
+        inside = sample_numbers(samples)
+        rows = empty_rows(len(inside), self.row_options)
+        return finish(rows, self._gather_of(number, inside, rows.text), options=self.row_options)
+
     def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, out_rows: Int64s | None = None) -> Gathered:
         part = self.components[number]
         kind = cast("RowSamples", part.samples)
         with part.damage_check:
             return kind.gather(inside, text, out_rows=out_rows, threads=self.options.threads)
+
+    @property
+    def conversation_counts(self) -> list[int]:
+        """Of kind `Pairs`: how many conversations the rows of each component have; of other kinds nothing."""
+        return [part.num_pieces for part in self._pairs()]
+
+    @property
+    def pairs_left_out(self) -> int:
+        """Of kind `Pairs`: how many pairs fit into no row; of other kinds 0."""
+        return sum(part.documents[1] - part.documents[0] - part.num_pieces // 2 for part in self._pairs())
+
+    def _pairs(self) -> list[PairSamples]:
+        if not isinstance(self.options.kind, Pairs):
+            return []
+        return [cast("PairSamples", component.samples) for component in self.components]
 
     def mixture_changes(self, least: float) -> tuple[int, ...]:
         """First samples from which the shares of components differ by at least `least`; the first is 0.

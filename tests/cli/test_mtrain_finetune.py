@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from cli import mtrain_finetune
 from cli.mtrain import main
 from cli.mtrain_finetune import model_keys
 from cli.mtrain_init import parsed
-from tests.helpers.runs import make_chat, write_jsonl
+from tests.helpers.runs import make_chat, make_pairs, write_jsonl
 from tests.trainer.convert.hf_models import save, save_tokenizer
 from trainer.config.parse import load_config
 from trainer.config.sections import LoRASection
 from trainer.convert.convert import open_model
 from trainer.convert.model_keys import effective
 from trainer.plan.devices import device_named
+from trainer.run.metrics import read_metrics
 from trainer.tasks.loaded_model import Model
 
 pytest.importorskip("transformers")
@@ -140,6 +142,35 @@ def test_steps_follow_from_rows_and_epochs(here: Path, capsys: pytest.CaptureFix
         steps.append(json.loads(capsys.readouterr().out)["config"]["train"])
     rows = steps[0]["eval_interval"]  # steps of an epoch
     assert steps[0]["global_batch"] == 4 and steps[0]["steps"] == rows and 3 * rows - 3 < steps[1]["steps"] <= 3 * rows
+
+
+def test_pairs_are_trained_on_by_dpo(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_pairs(here, number=12)
+    (here / "p.jsonl").rename(here / "pairs.jsonl")
+    assert finetune("tiny", "pairs.jsonl", "--print") == 2
+    assert "holds pairs of conversations\n  try: --dpo" in capsys.readouterr().err
+    assert finetune("tiny", "chats.jsonl", "--dpo") == 2
+    assert "--dpo: chats.jsonl holds no pairs of conversations" in capsys.readouterr().err
+    words = ("--dpo", "--beta", "0.2", "--epochs", "0.5", "--sequence-length", "128", "--folder", "dpo")
+    assert finetune("tiny", "pairs.jsonl", *words, "--lr", "1e-3") == 0
+    said = capsys.readouterr().err
+    assert "pairs of conversations under 'chosen'" in said and said.endswith("mtrain chat dpo\n")
+    assert "DPO: log probabilities of " in said
+    config = load_config(here / "dpo/run.toml")
+    assert (config.data.kind, config.train.dpo_beta, config.optimizer.warmup_fraction) == ("pairs", 0.2, 0.1)
+    (line, *_) = read_metrics(here / "dpo")
+    assert line["loss"] == pytest.approx(math.log(2)) and line["named_losses"]["reward_margin"] == pytest.approx(0)
+
+
+def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for schema, record in (
+        ("alpaca", {"instruction": "Add.", "input": "1", "output": "2", "text": "Below is"}),
+        ("dolly", {"instruction": "Add.", "context": "1", "response": "2"}),
+    ):
+        (here / f"{schema}.jsonl").write_text((json.dumps(record) + "\n") * 8)
+        assert finetune("tiny", f"{schema}.jsonl", "--print") == 0
+        out, err = capsys.readouterr()
+        assert f"conversations of {schema}" in err and 'kind = "chat"' in out
 
 
 @pytest.mark.parametrize(

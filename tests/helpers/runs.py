@@ -126,6 +126,34 @@ def make_chat(folder: Path) -> Path:
     return folder / "c_messages_chat.json"
 
 
+def make_pairs(folder: Path, *, number: int = 40, name: str = "p") -> Path:
+    """Pairs of conversations with one or two questions, of which the last has two answers, by bytes."""
+    draw = random.Random(6)
+
+    def said(role: str) -> dict[str, str]:
+        return {"role": role, "content": " ".join(draw.choices(WORDS, k=draw.randint(1, 3)))}
+
+    lines = []
+    for _ in range(number):
+        before = [said(role) for _ in range(draw.randint(0, 1)) for role in ("user", "assistant")] + [said("user")]
+        chosen, rejected = said("assistant"), said("assistant")
+        rejected["content"] += "?"
+        lines.append(json.dumps({"chosen": [*before, chosen], "rejected": [*before, rejected]}) + "\n")
+    (folder / f"{name}.jsonl").write_text("".join(lines))
+    mdata.preprocess(
+        mdata.PreprocessOptions(
+            input=(str(folder / f"{name}.jsonl"),),
+            output_prefix=str(folder / name),
+            tokenizer_type="ByteTokenizer",
+            json_keys=("chosen",),
+            chat=True,
+            chat_schema="pairs",
+            chat_template="plain",
+        )
+    )
+    return folder / f"{name}_chosen_pairs.json"
+
+
 def make_mix(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     """Corpora of these names, and mix.json beside them: 0.7 of the first, 0.3 of the second; name -> manifest."""
     made = make_corpora(folder, {name: write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(names)})

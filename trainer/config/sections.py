@@ -111,8 +111,9 @@ Preset = Literal[
     "megatron-t5-220m",
 ]  # those of presets.py
 FamilyName = Literal["gpt", "gpt_neox", "bert", "t5", "mamba"]  # each a room, trainer/models/NAME/
-DataKind = Literal["gpt", "document", "packed", "chat", "fim", "bert", "t5", "classify"]
-TEXT_KINDS: tuple[DataKind, ...] = ("gpt", "document", "packed", "chat", "fim")  # whose labels are the next tokens
+DataKind = Literal["gpt", "document", "packed", "chat", "pairs", "fim", "bert", "t5", "classify"]
+# Those whose labels are the next tokens.
+TEXT_KINDS: tuple[DataKind, ...] = ("gpt", "document", "packed", "chat", "pairs", "fim")
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 Amount = Annotated[float, Range(0)]
@@ -506,8 +507,9 @@ class DataSection:
     prefetch: Positive = 2  # steps that the loader reads ahead
     order: Literal["native", "megatron"] = "native"  # sample order; megatron: that of Megatron-LM for this run
     kind: DataKind = (
-        "gpt"  # sample type: text stream, one document, several packed, conversations packed (chat), a stream with
-        # documents rearranged (fim), a text with masked tokens (bert) or spans (t5), or labelled rows (classify)
+        "gpt"  # sample type: text stream, one document, several packed, conversations packed (chat), pairs of them
+        # packed (pairs), a stream with documents rearranged (fim), a text with masked tokens (bert) or spans (t5), or
+        # labelled rows (classify)
     )
     longer: Literal["cut", "drop"] = "cut"  # document, packed, chat: cut or drop documents longer than a row
     document_masks: bool = (
@@ -541,8 +543,8 @@ class DataSection:
 
     @property
     def documents_apart(self) -> bool:
-        """Whether attention and positions do not cross documents; those of a chat never do."""
-        return self.document_masks or self.kind == "chat"
+        """Whether attention and positions do not cross documents; those of conversations never do."""
+        return self.document_masks or self.kind in ("chat", "pairs")
 
     @property
     def of_kind(self) -> FimSection | BertSamplesSection | T5SamplesSection | ClassifySamplesSection | None:
@@ -590,6 +592,9 @@ class TrainSection:
 
     sequence_length: Positive  # tokens per sample
     global_batch: Positive  # samples per step, over all ranks
+    dpo_beta: PositiveAmount | None = (
+        None  # kind pairs: beta of DPO, how much the first weights hold the model back; not set: 0.1
+    )
     loss_average: Literal["token", "megatron"] = (
         "token"  # loss averaging: over all loss tokens of the step; megatron: mean of the microbatch means
     )

@@ -5,11 +5,16 @@ the sum of exponentials with the label's logit, are two reductions of one number
 3). The gradient is computed in the forward pass, which is possible because the loss is a plain sum, whose own gradient
 is 1. Padding is excluded. Loss and softmax are computed in at least fp32.
 
+A loss of sequences (models/preferences.py) is a function of the sum of each sequence. The chunks then run twice: once
+for the sums, which are reduced over the ranks that share rows, and, with the loss's gradient by these as the tokens'
+weights, once for the gradients.
+
 Shapes: N tokens, C of a chunk, D hidden, V local vocabulary rows, padding included.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +25,7 @@ from trainer.kernels.plain import add_product
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, Parallel, add_bias_gradient, add_weight_gradient
 from trainer.layers.embedding import VocabularyEmbedding
-from trainer.parallel.collectives import all_reduce_
+from trainer.parallel.collectives import Group, all_reduce_
 
 CHUNK_TOKENS = 2048  # limits the logits that exist at the same time; 4,096 were no faster (docs/design/one-gpu.md)
 
@@ -31,6 +36,29 @@ class VocabularyBias(Layer):
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.empty(rows))
+
+
+class Sequences(NamedTuple):
+    """A loss of sequences of tokens.
+
+    Args:
+        number_N: int64, the sequence of each token, ascending. num_sequences: how many there are. cp: ranks that share
+            rows.
+        loss: the weighted sums of -log p of all sequences, fp64 -> (losses of tokens, [N], whose sum is the loss; the
+            gradient of the loss of all ranks' tokens by these sums, fp64).
+    """
+
+    number_N: Tensor
+    num_sequences: int
+    cp: Group
+    loss: Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def sequence_sums(values_N: Tensor, number_N: Tensor, count: int) -> Tensor:
+    """The sum of each sequence's values: fp64[count]. Not index_add_, whose order on a GPU differs between runs."""
+    sums = F.pad(values_N.cumsum(0, dtype=torch.float64), (1, 0))
+    ends = torch.searchsorted(number_N, torch.arange(count, device=number_N.device), right=True)
+    return torch.diff(sums[ends], prepend=sums[:1])
 
 
 def head_loss(
@@ -44,6 +72,7 @@ def head_loss(
     softcap: float = 0.0,
     bias: VocabularyBias | None = None,
     parallel: Parallel | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor]:
     """weight * -log softmax(x W^T + b)[label], in nats: the sum over all tokens, and each token's.
 
@@ -56,6 +85,7 @@ def head_loss(
         chunk_tokens: tokens whose logits exist at the same time; affects only memory and speed.
         softcap: c of c tanh(logit / c); 0: off. bias: b; None: there is none.
         parallel: how x is divided over tp; None: as the embedding's output.
+        sequences: the loss is a function of the sums of these; None: it is the sum of all.
 
     Returns:
         fp64 scalar; at least fp32[N], without a gradient.
@@ -63,7 +93,9 @@ def head_loss(
     The forward pass adds to the main gradients of W and b, for a loss with factor 1: a caller that multiplies the
     loss before backward has to use a model without main gradients.
     """
-    options = _Options(kernels, torch.is_grad_enabled(), chunk_tokens, softcap, bias, parallel or rows.parallel)
+    options = _Options(
+        kernels, torch.is_grad_enabled(), chunk_tokens, softcap, bias, parallel or rows.parallel, sequences
+    )
     bias_V = None if bias is None else bias.bias
     loss, losses_N = _HeadLoss.apply(x_ND, rows.weight, bias_V, labels_N, weight_N, rows, options)
     return loss, losses_N
@@ -76,6 +108,7 @@ class _Options(NamedTuple):
     softcap: float
     bias: VocabularyBias | None
     parallel: Parallel
+    sequences: Sequences | None
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -90,24 +123,36 @@ class _HeadLoss(torch.autograd.Function):
         rows: VocabularyEmbedding,
         options: _Options,
     ) -> tuple[Tensor, Tensor]:
-        kernels, train, chunk, cap, bias, parallel = options
+        kernels, train, chunk, cap, bias, parallel, sequences = options
         x_ND = parallel.gather(x_ND)
         column_N = torch.where(rows.local(labels_N), labels_N - rows.first, -1)
         loss, losses = torch.zeros((), dtype=torch.float64, device=x_ND.device), []
+        parts = [slice(first, first + chunk) for first in range(0, len(x_ND) or 1, chunk)]
+
+        def logits(part: slice) -> Tensor:
+            logits_CV = F.linear(x_ND[part], weight_VD, bias_V)
+            return capped(logits_CV, cap) if cap else logits_CV
+
+        if sequences is not None:
+            nats = [_log_total(logits(part), column_N[part], rows, kernels)[0] * weight_N[part] for part in parts]
+            sums_K = sequence_sums(torch.cat(nats), sequences.number_N, sequences.num_sequences)
+            losses_N, slope_K = sequences.loss(all_reduce_(sums_K, sequences.cp))
+            loss, losses = losses_N.sum(dtype=torch.float64), [losses_N]
+            weight_N = weight_N * slope_K[sequences.number_N]
+            parts = parts if train else []
         main = rows.main_gradients
         dx_ND = torch.empty_like(x_ND) if train else None
         returned = train and "weight" not in main.frozen and "weight" not in main.tensors
         own = torch.zeros_like(weight_VD, dtype=_wide(weight_VD)) if returned else None
         own_bias = None
-        for first in range(0, len(x_ND) or 1, chunk):
-            part = slice(first, first + chunk)
-            logits_CV = F.linear(x_ND[part], weight_VD, bias_V)
+        for part in parts:
+            logits_CV = logits(part)
             if cap:
-                logits_CV = capped(logits_CV, cap)
                 slope_CV = 1 - (logits_CV / cap).square()
             log_total_C = _log_total(logits_CV, column_N[part], rows, kernels)
-            losses.append(log_total_C[0] * weight_N[part])
-            loss += losses[-1].sum(dtype=torch.float64)
+            if sequences is None:
+                losses.append(log_total_C[0] * weight_N[part])
+                loss += losses[-1].sum(dtype=torch.float64)
             if dx_ND is not None:
                 real = rows.stop - rows.first
                 kernels.logits_to_gradient_(logits_CV, log_total_C[1], column_N[part], weight_N[part], real)

@@ -80,6 +80,21 @@ class EncoderTokens(NamedTuple):
     real: RealTokens | None = None
 
 
+class PairRows(NamedTuple):
+    """Pairs of conversations in the rows of a microbatch, for DPO (models/preferences.py).
+
+    Args:
+        number_BS: int64[B, S], ascending: which conversation each token belongs to, 2i chosen and 2i + 1 rejected.
+        trained_BS: fp32[B, S], 1 where the label's log probability counts.
+        reference_K: fp64, that of each whole conversation under the reference model. beta: of the loss.
+    """
+
+    number_BS: Tensor
+    trained_BS: Tensor
+    reference_K: Tensor
+    beta: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
     """One microbatch on the device.
@@ -94,7 +109,8 @@ class Microbatch:
         columns_S: int64[S], positions in their rows of this rank's tokens under context parallelism; bounds are then
             those of whole rows. None: whole rows.
         loss_tokens: fp32 scalar, the sum of the mask over whole rows; None: that of loss_mask_BS.
-        components_B: int64[B], the blend component of each row; None: losses by component are not requested.
+        components_B: int64[B], the blend component of each row, or int64[N], that of each token; None: losses by
+            component are not requested.
         lengths_B: int32[B], real tokens of each row; the rest is padding. None: rows have no padding.
         real: the tokens that a model without padding computes; None: all.
         types_BS: int64[B, S], 0 for tokens of the first text of a row, 1 for those of the second; None: one text.
@@ -104,6 +120,8 @@ class Microbatch:
             count. None: no pairs.
         step_tokens, step_pairs: fp32 scalars, the sum of the mask and the rows with pairs of the whole step, over all
             ranks; None: no loss needs them.
+        pairs: the conversations of rows that are pairs, whose loss mask has 1 at one token of each pair; None: other
+            rows.
         encoder: what the encoder reads; None: the model has one stack.
         step: a step of generation, whose tokens [1, N] are new ones of several rows; None: whole rows.
         choices: rows of a sample, next to each other, of which the head says which is right. The first has the label
@@ -130,6 +148,7 @@ class Microbatch:
     swapped_B: Tensor | None = None
     step_tokens: Tensor | None = None
     step_pairs: Tensor | None = None
+    pairs: PairRows | None = None
     encoder: EncoderTokens | None = None
     choices: int = 0
     losses: dict[str, NamedLoss] | None = None
@@ -165,6 +184,10 @@ class Microbatch:
             positions_BS=None if self.positions_BS is None else self.positions_BS[:, mine_S],
             columns_S=mine_S,
             loss_tokens=self.loss_mask_BS.sum(),
+            pairs=self.pairs
+            and self.pairs._replace(
+                number_BS=self.pairs.number_BS[:, mine_S], trained_BS=self.pairs.trained_BS[:, mine_S]
+            ),
         )
 
 

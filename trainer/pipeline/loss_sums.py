@@ -67,7 +67,7 @@ def with_named(
 
 
 def by_component(values: Tensor, batch: Microbatch, *, num_components: int) -> Tensor:
-    """Sums of values of tokens, [N] or [B, S], over the rows of each component: fp64[num_components].
+    """Sums of values of tokens, [N] or [B, S], over the rows or tokens of each component: fp64[num_components].
 
     Not index_add_: on a GPU its order of additions differs between runs; and NaN times zero stays NaN.
     """

@@ -48,10 +48,11 @@ from trainer.plan.lengths import (
 )
 from trainer.plan.stages import num_chunks
 
-DOCUMENT_KINDS = ("document", "packed", "chat")  # whose rows begin with a document
+DOCUMENT_KINDS = ("document", "packed", "chat", "pairs")  # whose rows begin with a document
 NO_DOCUMENT_MASKS = {
     "document": 'changes nothing with data.kind="document", where each row is one document',
     "chat": 'changes nothing with data.kind="chat", where conversations are always kept apart',
+    "pairs": 'changes nothing with data.kind="pairs", where conversations are always kept apart',
     "bert": 'does not apply to data.kind="bert", where each token attends to its whole row',
     "t5": 'does not apply to data.kind="t5", where each row is of one document',
     "classify": 'does not apply to data.kind="classify", where each token attends to its whole row',
@@ -320,6 +321,10 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
     if data.longer != DataSection.__dataclass_fields__["longer"].default and data.kind not in DOCUMENT_KINDS:
         kinds = ", ".join(f'"{kind}"' for kind in DOCUMENT_KINDS)
         yield f'data.longer="{data.longer}" applies only to data.kind {kinds}; leave it out'
+    if data.kind == "pairs" and config.model.mtp is not None:
+        yield 'data.kind="pairs" trains no layers of later tokens; leave [model.mtp] out'
+    if config.train.dpo_beta is not None and data.kind != "pairs":
+        yield f'train.dpo_beta={config.train.dpo_beta:g} applies only to data.kind="pairs"; leave it out'
     if data.document_masks and data.kind in NO_DOCUMENT_MASKS:
         yield f"data.document_masks=true {NO_DOCUMENT_MASKS[data.kind]}; set it to false"
     if config.evaluate.tasks and data.kind not in TEXT_KINDS:

@@ -349,7 +349,7 @@ def _bits_per_byte(dataset: mdata.Dataset) -> float | None:
 
     None: unknown, or only some of the tokens are predicted.
     """
-    if not dataset.text_bytes or isinstance(dataset.options.kind, mdata.Bert | mdata.T5):
+    if not dataset.text_bytes or isinstance(dataset.options.kind, mdata.Bert | mdata.T5 | mdata.Pairs):
         return None
     return dataset.num_corpus_tokens / dataset.text_bytes / math.log(2)
 

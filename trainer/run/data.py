@@ -25,7 +25,7 @@ from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
 from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, merged_ranges, span_of
 from trainer.config.sections import DataSection, RunConfig, TrainSection
-from trainer.models.stage import NO_PAIR, EncoderTokens, Microbatch, RealTokens
+from trainer.models.stage import NO_PAIR, EncoderTokens, Microbatch, PairRows, RealTokens
 from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
 from trainer.plan.lengths import batch_sizes, order_samples, run_length, skipped_ranges
@@ -35,6 +35,7 @@ from trainer.tasks.in_training import FixedTask, read_tasks, task_problems
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 CHECKED_ROWS = 32  # the same for checking the spans of T5
 MOST_ENDS_INSIDE = 0.5  # share of BERT's rows
+DPO_BETA = 0.1  # as in the paper's experiments, and in trl
 TOKENS_MULTIPLE = 128  # of the tokens that a BERT, and its head, computes on a GPU: few sizes, and of whole tiles
 
 
@@ -79,6 +80,8 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
                 f"{share:.0%} of the rows hold [CLS] or [SEP] in their texts, beside those that samples add: the "
                 "corpus was encoded with them; encode it with --tokenizer-hf-no-include-special-tokens"
             )
+    if left := train.pairs_left_out:
+        progress.note(f"{left:,} pairs are longer than a row of {config.train.sequence_length} tokens, and left out")
     steps, limit = run_length(config.train).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval or 0)
     test_asked = samples_asked(limit, steps=steps)
@@ -179,6 +182,49 @@ def training_batches(
     return mdata.Loader(data.train, batches, consumed=consumed, prefetch=config.data.prefetch, progress=progress)
 
 
+class References:
+    """log p of the trained tokens of each conversation under the first weights (references.py).
+
+    Args:
+        values: identity of a data set -> for each component, float64[its conversations].
+    """
+
+    def __init__(self, values: Mapping[str, Sequence[np.ndarray]]) -> None:
+        self._values = values
+
+    def of(self, dataset: mdata.Dataset, batch: mdata.Batch) -> np.ndarray:
+        """float64[K], those of a batch's conversations, in order."""
+        numbers, bounds = batch.rows.conversations, batch.rows.cu_seqlens
+        assert numbers is not None and bounds is not None, "rows of kind pairs"
+        components = dataset.locate(batch.samples)[0][bounds[:-1] // batch.tokens.shape[1]]
+        arrays, values = self._values[dataset.data_id], np.empty(len(numbers))
+        for component in np.unique(components).tolist():
+            places = components == component
+            values[places] = arrays[component][numbers[places]]
+        return values
+
+
+def rounds_of_pairs(
+    dataset: mdata.Dataset, *, micro_batch: int, together: int, dp: Group
+) -> Iterator[tuple[int, list[tuple[mdata.Batch, bool]]]]:
+    """This rank's share of all rows of a data set, each once: (component, (batch, whether it counts) of each round).
+
+    All ranks have as many batches in a round; `together`: at most.
+    """
+    for number, component in enumerate(dataset.components):
+        rows = component.samples.samples_per_epoch
+        for first in range(0, rows, micro_batch * together * dp.size):
+            part = np.arange(first, min(first + micro_batch * together * dp.size, rows))
+            mine, most = part[dp.rank :: dp.size], len(part[:: dp.size])
+            batches = []
+            for start in range(0, most, micro_batch):
+                chosen = mine[start : start + micro_batch]
+                counts = len(chosen) > 0
+                read = chosen if counts else part[:1]
+                batches.append((mdata.Batch(read, dataset.read_component(number, read)), counts))
+            yield number, batches
+
+
 def evaluation_batches(
     dataset: mdata.Dataset, samples: np.ndarray, *, micro_batch: int, dp: Group
 ) -> Iterator[mdata.Batch]:
@@ -198,6 +244,8 @@ def to_device(
     components: np.ndarray | None = None,
     skipped: np.ndarray | None = None,
     multiple: int = 0,
+    reference: np.ndarray | None = None,
+    beta: float = DPO_BETA,
 ) -> Microbatch:
     """Check the ids and move one microbatch to the device.
 
@@ -208,6 +256,8 @@ def to_device(
         components: int64[B], the component of each row, if the microbatch should have them.
         skipped: bool[B], rows whose tokens do not count in the loss; None: all count.
         multiple: of the real tokens of BERT and T5, computed without the padding; 0: whole rows are computed.
+        reference: of rows of pairs, for DPO: log p of each conversation under the first weights; None: another loss.
+        beta: of DPO.
 
     Raises:
         UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
@@ -222,6 +272,8 @@ def to_device(
         microbatch = _masked_rows(batch, batch.rows, device, skipped=skipped, **how)
     else:
         microbatch = _text_rows(batch, device, vocab_size=vocab_size)
+        if reference is not None:
+            microbatch = _of_pairs(microbatch, _moved(reference, device), beta)
     if skipped is not None:
         counts_B = _moved(np.repeat(np.float32(1) - skipped.astype(np.float32), max(1, choices)), device)
         microbatch = replace(microbatch, loss_mask_BS=microbatch.loss_mask_BS * counts_B[:, None])
@@ -248,6 +300,24 @@ def _text_rows(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> 
         return microbatch
     positions, bounds = (_moved(array, device) for array in (documents.positions, documents.bounds))
     return replace(microbatch, positions_BS=positions, bounds=bounds, longest=documents.longest)
+
+
+def numbered_conversations(microbatch: Microbatch) -> torch.Tensor:
+    """int64[B, S], the conversation that each token belongs to, by its number in the microbatch."""
+    assert microbatch.bounds is not None, "conversations are kept apart"
+    starts, tokens = microbatch.bounds[1:-1].long(), microbatch.tokens_BS
+    begins = torch.zeros(tokens.numel(), dtype=torch.int64, device=tokens.device)
+    begins[starts] = 1
+    return begins.cumsum(0).view(tokens.shape)
+
+
+def _of_pairs(microbatch: Microbatch, reference_K: torch.Tensor, beta: float) -> Microbatch:
+    """Rows of pairs for DPO, whose mask has 1 at the first token of each pair."""
+    assert microbatch.bounds is not None, "conversations are kept apart"
+    pairs = PairRows(numbered_conversations(microbatch), microbatch.loss_mask_BS, reference_K, beta)
+    mask_N = torch.zeros_like(microbatch.loss_mask_BS).flatten()
+    mask_N[microbatch.bounds[:-1:2].long()] = 1
+    return replace(microbatch, loss_mask_BS=mask_N.view_as(microbatch.loss_mask_BS), pairs=pairs)
 
 
 def _masked_rows(
@@ -423,7 +493,8 @@ def _kind_keys(data: DataSection) -> dict[str, Any]:
     options = {} if data.of_kind is None else dataclasses.asdict(data.of_kind)
     if data.kind == "fim":
         return {"kind": mdata.Gpt.name, **{f"fim_{key}": value for key, value in options.items()}}
-    return {"kind": data.kind, "longer": data.longer, **options}
+    longer = "drop" if data.kind == "pairs" else data.longer  # a pair is whole
+    return {"kind": data.kind, "longer": longer, **options}
 
 
 def record_of(

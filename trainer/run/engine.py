@@ -39,6 +39,7 @@ from trainer.kernels.recording import CudaLane, Recorder
 from trainer.layers.experts import Experts
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
+from trainer.models.preferences import LOSS_NAMES
 from trainer.models.stage import NO_PAIR, BufferedStage, LossFunction, Microbatch, joined
 from trainer.models.symmetric_layers import use_symmetric_products
 from trainer.optim.buffers import Buffers
@@ -49,17 +50,18 @@ from trainer.optim.ownership import Ownership
 from trainer.optim.scaler import LossScaler, scale_rule
 from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.init import ElementRange, initialize_
-from trainer.parallel.params import Place
+from trainer.parallel.params import Place, is_first_copy
 from trainer.parallel.world import World
 from trainer.pipeline.executor import Executor
 from trainer.pipeline.graphs import StageGraphs
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
-from trainer.run.data import TOKENS_MULTIPLE, to_device
+from trainer.run.data import DPO_BETA, TOKENS_MULTIPLE, References, numbered_conversations, to_device
 from trainer.run.run_folder import versions
 from trainer.run.step_report import NO_LIMITS, Moment, PendingReport, SpikeLimits, mean, numbers_beside
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+_MIX = -0x61C8864680B583EB  # 2^64 / the golden ratio, as a signed number (Knuth 1973, section 6.4)
 EVALUATED_PER_RANK = 4  # microbatches of an evaluation that go through a pipeline together, for each of its ranks
 
 
@@ -109,7 +111,8 @@ class Engine:
         if recorder is not None:
             whole_steps, overlap = world.groups["data"].size == 1, plan.pipeline.ahead > 0
             graphs = StageGraphs(recorder, whole_steps=whole_steps, overlap=overlap, channel=world.channel.use)
-        self.loss_names = family.losses(plan.shape)
+        self.loss_names = (*family.losses(plan.shape), *(LOSS_NAMES if config.data.kind == "pairs" else ()))
+        self.references: References | None = None
         self.counts = family.counts(plan.shape)
         self.executor = Executor(
             numbered,
@@ -169,18 +172,28 @@ class Engine:
         return self.scaler.rule.most_overflows if self.scaler is not None else 0
 
     def microbatch(
-        self, batch: Batch, *, components: np.ndarray | None = None, skipped: np.ndarray | None = None
+        self,
+        batch: Batch,
+        *,
+        components: np.ndarray | None = None,
+        skipped: np.ndarray | None = None,
+        dataset: Dataset | None = None,
     ) -> Microbatch:
         """A batch of a loader on this rank's device.
 
         Args:
             components: int64[B], the blend component of each row, if the report of the step should have their losses.
             skipped: bool[B], rows that do not count in the loss; None: all count.
+            dataset: of the batch; DPO needs it to find the reference's log probabilities.
 
         Raises:
             UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
         """
         model = self.config.model
+        reference = None
+        if self.references is not None:
+            assert dataset is not None, "a batch of pairs without its data set"
+            reference = self.references.of(dataset, batch)
         return to_device(
             batch,
             self.world.device,
@@ -190,6 +203,8 @@ class Engine:
             components=components,
             skipped=skipped,
             multiple=self._real_multiple,
+            reference=reference,
+            beta=self.config.train.dpo_beta or DPO_BETA,
         )
 
     @property
@@ -390,19 +405,61 @@ class Engine:
                 those of all ranks.
             loss: of the tokens; None: -log p of the labels, in nats, also in a run with a loss of its own.
         """
+        sums = self._sums(microbatches, num_rows, loss)
+        for axis in ("pp", "data"):
+            all_reduce_(sums, self.world.groups[axis])
+        return sums
+
+    def _sums(self, microbatches: Sequence[Microbatch], count: int, loss: LossFunction | None) -> Tensor:
+        """This rank's sums of losses by `components_B`, without gradients: fp64[count]."""
         own = [stage.loss_function for stage in self.executor.stages.values()]
         for stage in self.executor.stages.values():
             stage.loss_function = loss
         try:
             schedule = self._evaluation(len(microbatches))
-            totals = self.executor.run(schedule, microbatches, num_components=num_rows)
+            totals = self.executor.run(schedule, microbatches, num_components=count)
         finally:
             for stage, function in zip(self.executor.stages.values(), own, strict=True):
                 stage.loss_function = function
-        sums = totals[2 : 2 + num_rows].contiguous()
-        for axis in ("pp", "data"):
+        return totals[2 : 2 + count].contiguous()
+
+    def conversations(self, batch: Batch) -> Microbatch:
+        """A batch of pairs whose tokens say their conversation, for `conversation_sums`."""
+        whole = to_device(batch, self.world.device, vocab_size=self.plan.vocab_size)
+        numbers_BS, mine = numbered_conversations(whole), whole.on_context_rank(self.cp)
+        own_BS = numbers_BS if mine.columns_S is None else numbers_BS[:, mine.columns_S]
+        return replace(mine, components_B=own_BS.flatten())
+
+    @out_of_memory_in("the forward pass of the reference model", fix=FEWER_TOKENS)
+    @torch.no_grad()
+    def conversation_sums(self, microbatches: Sequence[Microbatch], counts: Sequence[int]) -> list[np.ndarray]:
+        """-log p of each conversation's trained tokens, in nats, of this rank's microbatches: float64 arrays.
+
+        Args:
+            microbatches: from `conversations`, as many on each rank. counts: their numbers of conversations.
+        """
+        numbered = []
+        for batch, offset in zip(microbatches, itertools.accumulate(counts[:-1], initial=0), strict=True):
+            assert batch.components_B is not None, "from conversations"
+            numbered.append(replace(batch, components_B=batch.components_B + offset))
+        sums = self._sums(numbered, sum(counts), None)
+        for axis in ("pp", "cp"):
             all_reduce_(sums, self.world.groups[axis])
-        return sums
+        return np.split(sums.cpu().numpy(), np.cumsum(counts)[:-1])
+
+    def weights_hash(self) -> str:
+        """A hash of all weights, whatever the layout: the sum of a hash of each number's bits, modulo 2^64."""
+        weight = self.optimizer.state["weight"]
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+        total = torch.zeros((), dtype=torch.int64, device=self.world.device)
+        for run, segment in self.optimizer.owns["weight"].segments():
+            if not is_first_copy(segment.rules.copies, lambda axis: self.world.groups[axis].rank):
+                continue
+            first = run.first + segment.start - run.start
+            mixed = weight[first : first + segment.stop - segment.start].view(bits).long() * _MIX
+            mixed = (mixed ^ (mixed >> 29)) * _MIX
+            total += (mixed ^ (mixed >> 32)).sum()
+        return f"{all_reduce_(total, self.everyone).item() % (1 << 64):016x}"
 
     @out_of_memory_in("the forward pass of an evaluation", fix=FEWER_TOKENS)
     @torch.no_grad()

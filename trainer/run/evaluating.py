@@ -23,7 +23,7 @@ from mdata.loader.loader import collate
 from mdata.progress import SILENT, Progress
 from trainer.models.family import family_of
 from trainer.models.stage import NO_PAIR, Microbatch
-from trainer.run.data import evaluation_batches, to_device
+from trainer.run.data import DPO_BETA, evaluation_batches, to_device
 from trainer.run.engine import EVALUATED_PER_RANK, Engine
 from trainer.tasks.classify import Predicted, class_names, row_names
 from trainer.tasks.loaded_model import prompt_ids
@@ -51,16 +51,26 @@ def evaluate_sets(
 
     def read(split: str, name: str) -> Iterator[Microbatch]:
         nonlocal left
-        samples, plan, dp = chosen[split, name], engine.plan, engine.dp
+        samples, plan, dp, dataset = chosen[split, name], engine.plan, engine.dp, splits[split][name]
         missing = -(-len(samples[:: dp.size]) // plan.micro_batch)  # of rank 0, which has the most
-        for batch in evaluation_batches(splits[split][name], samples, micro_batch=plan.micro_batch, dp=dp):
-            yield to_device(batch, engine.world.device, vocab_size=plan.vocab_size, cp=engine.cp)
+
+        def moved(batch: mdata.Batch) -> Microbatch:
+            return to_device(
+                batch,
+                engine.world.device,
+                vocab_size=plan.vocab_size,
+                cp=engine.cp,
+                reference=None if engine.references is None else engine.references.of(dataset, batch),
+                beta=engine.config.train.dpo_beta or DPO_BETA,
+            )
+
+        for batch in evaluation_batches(dataset, samples, micro_batch=plan.micro_batch, dp=dp):
+            yield moved(batch)
             missing -= 1
             left = max(0, left - len(batch.samples) * dp.size)
             progress.advance(0, to_evaluate=left)
         if missing:
-            any_batch = collate(splits[split][name], samples[:1])
-            yield without_loss(to_device(any_batch, engine.world.device, vocab_size=plan.vocab_size, cp=engine.cp))
+            yield without_loss(moved(collate(dataset, samples[:1])))
 
     for split, name in chosen:
         losses[split][name] = engine.evaluate(read(split, name))

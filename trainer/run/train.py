@@ -51,6 +51,7 @@ from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, held_parameters, tally_of, write_ranks
 from trainer.run.profiling import Profiling
 from trainer.run.rank_times import RankTimes
+from trainer.run.references import needs_first_weights, references
 from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
 from trainer.run.run_folder import Owner, owned_folder, with_recorded_skip, write_run_files
 from trainer.run.saving import checkpoint_bytes, prune_finished
@@ -194,7 +195,11 @@ def _train(
         training_batches(data, config, plan=plan, dp=world.groups["dp"], consumed=done.samples, progress=progress)
     )
     with explained(config, plan, rank=world.rank):
-        engine = Engine(config, plan, world=world, fresh=newest is None, first=start.first, loss=loss)
+        of_pairs = config.data.kind == "pairs"
+        is_first = newest is None or (of_pairs and needs_first_weights(config, data, world))
+        engine = Engine(config, plan, world=world, fresh=is_first, first=start.first, loss=loss)
+        if of_pairs:
+            engine.references = references(config, data, engine=engine, is_first=is_first, progress=progress)
         if newest:
             engine.load(newest)
         if watch is not None:
@@ -420,6 +425,7 @@ class _Loop:
             batch,
             components=self.data.train.locate(batch.samples)[0] if by_component else None,
             skipped=in_ranges(batch.samples, self.skip) if self.skip else None,
+            dataset=self.data.train,
         )
 
 

@@ -187,7 +187,7 @@ def test_a_golden_pair(tmp_path):
     """Both conversations in one row, apart, with loss on what they do not share; the longer pair is left out."""
     path = make_pairs(tmp_path, [pair(0, "x" * 60, "y"), pair(1, "abc", "d")])
     data = mdata.open_dataset(path, sequence_length=64, split="whole", kind=mdata.Pairs())
-    assert len(data) == 1
+    assert len(data) == 1 and data.pairs_left_out == 1
     row = data[0]
     head = b"User: q1\n\nAssistant:"
     text = [*head, *b" abc", 256, *b"\n\n", *head, *b" d", 256, *b"\n\n"]
@@ -204,7 +204,7 @@ def test_rows_of_pairs_say_their_conversations(tmp_path):
     two = make_pairs(tmp_path, [pair(n + 40, "a", "b" * (n % 5)) for n in range(40) if n % 5 != 1], "q")
     data = mdata.open_dataset(f"1.0 {one} 2.0 {two}", sequence_length=150, kind=mdata.Pairs(), seed=3)
     data = pickle.loads(pickle.dumps(data))
-    assert [part.samples.num_pieces for part in data.components] == [80, 64]
+    assert data.conversation_counts == [80, 64] and data.pairs_left_out == 0
     numbers = np.array([7, 2, 30, 11])
     rows = data.read(numbers)
     parts = rows.split(2)

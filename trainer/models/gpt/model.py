@@ -52,6 +52,7 @@ from trainer.models.gpt.shape import (
     later_losses,
     mlp_shape,
 )
+from trainer.models.preferences import pair_sequences
 from trainer.models.stage import LossFunction, Microbatch, NamedLoss, Tensors, only_tokens, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_columns
@@ -284,13 +285,16 @@ class GPT(nn.Module):
         if self.loss_function is not None:
             outputs = summed(self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch), batch)
         else:
-            outputs = self._loss(hidden_ND, batch.labels_BS.flatten(), batch.loss_mask_BS.flatten())
+            outputs = self._loss(hidden_ND, batch.labels_BS.flatten(), batch.loss_mask_BS.flatten(), batch)
         if self.mtp and batch.losses is not None and torch.is_grad_enabled():
             self._predict_later(hidden_ND, batch, batch.losses)
         return outputs
 
-    def _loss(self, hidden_ND: Tensor, labels_N: Tensor, weight_N: Tensor) -> Tensors:
-        """(sum, [N]) of the model's own loss, from what the last norm gives."""
+    def _loss(self, hidden_ND: Tensor, labels_N: Tensor, weight_N: Tensor, batch: Microbatch | None = None) -> Tensors:
+        """(sum, [N]) of the model's own loss, from what the last norm gives; of pairs, if the microbatch has them."""
+        sequences = None
+        if batch is not None and (pairs := batch.pairs) is not None:
+            sequences, weight_N = pair_sequences(batch, pairs, cp=self.cp), pairs.trained_BS.flatten()
         return head_loss(
             self._scaled(hidden_ND),
             self._head(),
@@ -298,6 +302,7 @@ class GPT(nn.Module):
             weight_N=weight_N,
             kernels=self.kernels,
             softcap=self.shape.logit_softcap,
+            sequences=sequences,
         )
 
     def _predict_later(self, hidden_ND: Tensor, batch: Microbatch, losses: dict[str, NamedLoss]) -> None:
