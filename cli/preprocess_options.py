@@ -95,6 +95,10 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
         metavar="FOLDER",
         help="skip the rows that mdata dedup, clean or decontaminate listed in this folder",
     )
+    add("--skip", type=int, default=0, metavar="N", help="leave out the first N rows of the input")
+    add("--limit", type=int, metavar="N", help="read only N rows, after those of --skip")
+    add("--min-tokens", type=int, default=0, metavar="N", help="leave out documents of fewer tokens")
+    add("--max-tokens", type=int, metavar="N", help="leave out documents of more tokens")
     add_variants(group)
     add("--chat", action="store_true", help="records are conversations")
     add(

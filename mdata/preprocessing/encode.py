@@ -42,6 +42,7 @@ class EncodeSpec:
         held_below: a record whose text hashes below this is held out; 0: none.
         splitter: splits each text into sentences; None: a text is one sequence.
         chat: how conversations are tokenized; None: records are texts.
+        min_tokens, max_tokens: a record with a shorter or longer document under any key is left out; None: no limit.
     """
 
     read: ReadSpec
@@ -50,6 +51,8 @@ class EncodeSpec:
     held_below: int = 0
     splitter: Splitter | None = None
     chat: ChatSpec | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,22 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, *, spec: EncodeSpec) -> Enc
     record_rows = np.arange(1, batch.rows + 1) if batch.kept is None else np.array(batch.kept, np.int64)
     held = held_out(batch.columns, spec.held_below) if spec.held_below else None
     seconds = (read - begun, parsed - read, time.perf_counter() - parsed)
-    return EncodedChunk(batch.rows, record_rows, held, by_key, tuple(batch.bad_rows), digest, seconds)
+    encoded = EncodedChunk(batch.rows, record_rows, held, by_key, tuple(batch.bad_rows), digest, seconds)
+    return _of_length(encoded, spec) if spec.min_tokens or spec.max_tokens is not None else encoded
+
+
+def _of_length(encoded: EncodedChunk, spec: EncodeSpec) -> EncodedChunk:
+    """The records whose documents are neither too short nor too long, without their end-of-document ids."""
+    chosen = np.ones(len(encoded.kept), np.bool_)
+    for documents in encoded.by_key:
+        sequence_ends = np.append(0, documents.document_ends)
+        tokens = np.diff(running_sums(documents.lengths)[sequence_ends])
+        if spec.eod is not None:
+            tokens -= np.diff(sequence_ends) > 0
+        chosen &= tokens >= spec.min_tokens
+        if spec.max_tokens is not None:
+            chosen &= tokens <= spec.max_tokens
+    return encoded if chosen.all() else chosen_records(encoded, chosen)
 
 
 def encode_records(

@@ -168,6 +168,8 @@ def plan_job(
         int(holdout * 2**HOLDOUT_BITS),
         _splitter(options, progress),
         chat,
+        options.min_tokens,
+        options.max_tokens,
     )
     partitions = Partitions(options.partitions, _rows_per_partition(options, files, read), holdout > 0)
     job = JobPlan(options, files, tokenizer, spec, partitions, progress, _skipped(options, files))

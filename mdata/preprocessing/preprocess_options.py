@@ -50,6 +50,8 @@ class PreprocessOptions:
         text_template: builds the text of a record from several columns; the one key then only names the result.
         where: a filter over the columns of a record; rows that do not match are left out, and counted.
         skip_rows: a folder that `dedup` wrote: the rows that it names are left out, and counted as filtered.
+        skip, limit: leave out so many rows at the beginning of all inputs, and read so many after them; None: all.
+        min_tokens, max_tokens: documents of fewer or more tokens, without the end-of-document id, are left out.
         append_eod: write the end-of-document id after each document that is not empty.
         workers: number of processes that tokenize; 1: this process does. The result is the same.
         chat: records are conversations; the sequences of a document are context, trained, context, trained ...
@@ -93,6 +95,10 @@ class PreprocessOptions:
     text_template: str | None = None
     where: str | None = None
     skip_rows: str | Path | None = None
+    skip: int = 0
+    limit: int | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = None
     append_eod: bool = False
     workers: int = field(default_factory=usable_cores)
     chat: bool = False
@@ -147,6 +153,18 @@ def _check_numbers(options: PreprocessOptions) -> None:
         value = getattr(options, name)
         if type(value) is not int or value < 1:
             raise UsageError(f"{name}={value!r}", expected="an integer, at least 1")
+    for name in ("skip", "limit", "min_tokens", "max_tokens"):
+        value = getattr(options, name)
+        if not (value is None and name in ("limit", "max_tokens")) and (type(value) is not int or value < 0):
+            raise UsageError(f"{name}={value!r}", expected="an integer, at least 0")
+    if options.max_tokens is not None and options.max_tokens < options.min_tokens:
+        raise UsageError(f"max_tokens={options.max_tokens} is below min_tokens={options.min_tokens}")
+    for name in ("shard", "keep_sequential_samples", "skip_rows"):
+        if (options.skip or options.limit is not None) and getattr(options, name):
+            raise UsageError(
+                f"skip and limit count rows over all inputs, and cannot be combined with {name}",
+                fix="leave one of them out",
+            )
     if options.partitions > _MOST_PARTITIONS:
         raise UsageError(
             f"partitions={options.partitions}",
@@ -252,6 +270,8 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         "text_documents",
     )
     names += tuple(name for name in ("text_template", "where") if getattr(options, name) is not None)
+    names += tuple(name for name in ("skip", "min_tokens") if getattr(options, name))
+    names += tuple(name for name in ("limit", "max_tokens") if getattr(options, name) is not None)
     if options.split_sentences:
         names += ("split_sentences", "lang", "keep_newlines")
     if options.chat:

@@ -301,6 +301,9 @@ class WriteLoop:
                     continue
                 if compared < first_chunk:
                     break
+                # Chunks that are on their way behind the last row are dropped where they are written.
+                if self._is_behind_limit():
+                    return
                 yield chunk
         if compared < first_chunk:
             raise self._changed(job.files[first_file].path, "is shorter than what was read of it before")
@@ -331,10 +334,13 @@ class WriteLoop:
 
     def _write(self, chunk: Chunk, encoded: EncodedChunk) -> None:
         """Append one chunk's documents to their writers, and count them."""
+        if self._is_behind_limit():
+            return
         self._open_inputs(chunk.file_number + 1)
         state, job = self.state, self.job
         rows_before = state.inputs[-1].rows
         path = state.inputs[-1].path
+        encoded = self._in_range(encoded)
         if encoded.bad_rows and job.options.on_error == "stop":
             self.policy.handle(encoded.bad_rows[0], path, rows_before=rows_before, bad_before=state.bad)
         self._consistent = False
@@ -362,6 +368,21 @@ class WriteLoop:
         # A file that has become longer is refused at its end.
         is_removed = np.array([place < len(removed) and bool(removed[place]) for place in places.tolist()], np.bool_)
         return chosen_records(encoded, ~is_removed) if is_removed.any() else encoded
+
+    def _is_behind_limit(self) -> bool:
+        limit = self.job.options.limit
+        return limit is not None and self.state.rows >= self.job.options.skip + limit
+
+    def _in_range(self, encoded: EncodedChunk) -> EncodedChunk:
+        """The records and bad rows among the rows that `skip` and `limit` leave."""
+        options, rows = self.job.options, self.state.rows
+        end = rows + encoded.rows if options.limit is None else options.skip + options.limit
+        if options.skip <= rows and rows + encoded.rows <= end:
+            return encoded
+        first, last = options.skip - rows, end - rows
+        bad_rows = tuple(bad_row for bad_row in encoded.bad_rows if first < bad_row.row <= last)
+        chosen = (encoded.kept > first) & (encoded.kept <= last)
+        return chosen_records(replace(encoded, bad_rows=bad_rows), chosen)
 
     def _parts(
         self, documents: Encoded, partition_of: npt.NDArray[np.int64]

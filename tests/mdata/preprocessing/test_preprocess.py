@@ -236,6 +236,55 @@ def test_a_bad_record_has_its_row_in_the_file_and_nothing_looks_finished(tmp_pat
     assert left and all(name.startswith(".") and "lock" not in name for name in left)
 
 
+def numbered(folder: Path, count: int = 40) -> tuple[Path, Path, list[list[int]]]:
+    """Two files of `count` rows, in which row n has n % 7 + 1 words; the third row is bad. Also the words as tokens."""
+    lines = [json.dumps({"text": " ".join(map(str, range(n % 7 + 1)))}) for n in range(2 * count)]
+    lines[2] = "bad"
+    (folder / "a.jsonl").write_text("\n".join(lines[:count]) + "\n")
+    (folder / "b.jsonl").write_text("\n".join(lines[count:]))
+    return folder / "a.jsonl", folder / "b.jsonl", [list(range(n % 7 + 1)) for n in range(2 * count)]
+
+
+def stored(folder: Path) -> list[list[int]]:
+    corpus = mdata.open_corpus(folder / "out_text_document.json")
+    return [corpus.document(n).tolist() for n in range(corpus.manifest.shards[0].documents)]
+
+
+@pytest.mark.parametrize(
+    ("first", "limit", "rows", "workers"),
+    [(3, None, 80, 1), (5, 20, 40, 2), (38, 4, 80, 1), (0, 0, 0, 1), (3, 1000, 80, 2), (99, 1, 80, 1), (41, 1, 80, 1)],
+)
+def test_skip_and_limit_count_rows_over_all_inputs(first, limit, rows, workers, tmp_path):
+    a, b, words = numbered(tmp_path)
+    null = {"tokenizer_type": "NullTokenizer", "tokenizer_model": None, "tokenizer_options": (("vocab_size", 9),)}
+    # Two chunks for a file: what is behind the limit is not read, whatever the workers have begun.
+    manifest = run(tmp_path, input=(a, b), skip=first, limit=limit, workers=workers, **null)
+    assert stored(tmp_path) == words[first : None if limit is None else first + limit]
+    assert sum(file.rows for file in manifest.provenance.inputs) == rows
+    recorded = manifest.provenance.options
+    assert (recorded.get("skip", 0), recorded.get("limit")) == (first, limit)
+
+
+def test_a_bad_row_in_the_range_stops_the_run(tmp_path):
+    a, _, _ = numbered(tmp_path)
+    byte = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None}
+    with pytest.raises(mdata.BadInputError, match=r"a\.jsonl:3: not JSON"):
+        run(tmp_path, input=a, limit=3, **byte)
+    run(tmp_path, input=a, limit=2, **byte)
+
+
+@pytest.mark.parametrize("eod", [False, True])
+def test_documents_outside_the_limits_of_tokens_are_left_out(eod, tmp_path):
+    a, _, words = numbered(tmp_path)
+    null = {"tokenizer_type": "NullTokenizer", "tokenizer_model": None, "tokenizer_options": (("vocab_size", 9),)}
+    manifest = run(
+        tmp_path, input=a, append_eod=eod, min_tokens=2, max_tokens=4, on_error="skip", **null
+    )  # fmt: skip
+    kept = [row for number, row in enumerate(words[:40]) if 2 <= len(row) <= 4 and number != 2]
+    assert stored(tmp_path) == [[*row, 8] if eod else row for row in kept]
+    assert manifest.provenance.filtered == 39 - len(kept)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_first_fault_of_the_input_stops_the_run(tmp_path, workers):
     """A damaged end that was read ahead, or a worker that was faster, does not hide an earlier bad row."""
@@ -292,12 +341,18 @@ def test_signals_are_as_before(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({"limit": -1}, "limit=-1"),
+        ({"skip": 1, "shard": "1/2"}, "cannot be combined with shard"),
+        ({"min_tokens": 3, "max_tokens": 2}, "max_tokens=2 is below min_tokens=3"),
         ({"workers": 0}, "workers=0"),
         ({"chunk_bytes": 0}, "chunk_bytes=0"),
         ({"json_keys": ()}, "json_keys is empty"),
         ({"json_keys": ("a", "a")}, "names a key twice: a a"),
         ({"json_keys": ("a/b",)}, "key 'a/b' cannot be part of a file name"),
         ({"output_prefix": "x/"}, "output prefix 'x/' has no name"),
+        ({"limit": -1}, "limit=-1"),
+        ({"skip": 1, "shard": "1/2"}, "cannot be combined with shard"),
+        ({"min_tokens": 3, "max_tokens": 2}, "max_tokens=2 is below min_tokens=3"),
         ({"output_prefix": "x\ny"}, "has characters that cannot be printed"),
         ({"input": ("nowhere.jsonl",)}, "nowhere.jsonl: No such file"),
         ({"tokenizer_type": "GPT2BPETokenizr"}, "no tokenizer type 'GPT2BPETokenizr'"),
