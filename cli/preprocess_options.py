@@ -89,12 +89,8 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     add_filter(group)
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
     add("--text-template", metavar="T", help="text of several columns: '{title}\\n{body}'")
-    add("--where", metavar="FILTER", help="use only records that match, such as \"lang = 'en' and n > 9\"")
-    add(
-        "--skip-rows",
-        metavar="FOLDER",
-        help="skip the rows that mdata dedup, clean or decontaminate listed in this folder",
-    )
+    add("--where", metavar="FILTER", help="only records that match: \"lang = 'en' and n > 9\"")
+    add("--skip-rows", metavar="FOLDER", help="skip rows that dedup or clean --rows-only listed")
     add("--skip", type=int, default=0, metavar="N", help="leave out the first N rows of the input")
     add("--limit", type=int, metavar="N", help="read only N rows, after those of --skip")
     add("--min-tokens", type=int, default=0, metavar="N", help="leave out documents of fewer tokens")
@@ -121,7 +117,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     engines = ("auto", "gigatoken", "tiktoken", "tokenizers", "sentencepiece", "mdata")
     add("--engine", choices=engines, default="auto", help="library that tokenizes (default: the fastest exact one)")
-    add("--holdout", default="0", metavar="FRACTION", help="share of documents to hold out, as PREFIX_holdout_KEY_*")
+    add("--holdout", default="0", metavar="FRACTION", help="hold out this share, as PREFIX_holdout_KEY_*")
     add("--shard", metavar="K/N", help="make part K of N; join them with mdata merge")
     add("--work-folder", metavar="FOLDER", help="local folder for results at s3://, gs:// or az://")
     add("--overwrite", action="store_true", help="replace results made from other input or options")
