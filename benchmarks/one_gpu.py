@@ -100,9 +100,11 @@ def random_engine(config: RunConfig, plan: Plan, world: World) -> Engine:
     """An engine whose weights are drawn on the device, which takes no time."""
     engine = Engine(config, plan, world=world, fresh=False)
     generator = torch.Generator(world.device).manual_seed(1)
-    for slot, first, stop, at in engine.optimizer.holds["weight"].parameters():
-        spec, weight = slot.spec, engine.optimizer.state["weight"][at : at + stop - first]
-        weight.normal_(0.0, spec.std, generator=generator) if spec.std else weight.fill_(spec.fill)
+    trained = engine.optimizer.holds["weight"], engine.optimizer.state["weight"]
+    for held, values in (trained, (engine.buffers.frozen, engine.buffers.parameters.values)):
+        for slot, first, stop, at in held.parameters():
+            spec, weight = slot.spec, values[at : at + stop - first]
+            weight.normal_(0.0, spec.std, generator=generator) if spec.std else weight.fill_(spec.fill)
     engine.optimizer.publish()
     return engine
 

@@ -163,7 +163,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         "run": {"folder": str(folder)},
         "model": model_keys(model) | _lora_keys(model, arguments.lora),
         "data": {"blend": blend, **_kind(opened), **({"valid": [valid]} if valid else {})},
-        "checkpoint": {"init_from": arguments.model},
+        "checkpoint": {"init_from": _first_weights(model, arguments)},
     }
     if task is not None:
         settings |= {"model": task.model_keys(settings["model"]), "data": task.data_keys()}
@@ -273,6 +273,11 @@ def _lora_keys(model: ModelFolder, rank: int | None) -> dict[str, Any]:
     there = dataclasses.asdict(model.adapter.lora) if model.adapter is not None else {}
     keys = {name: list(value) if isinstance(value, tuple) else value for name, value in there.items()}
     return {"lora": {name: value for name, value in keys.items() if value not in (None, [])} | {"rank": rank}}
+
+
+def _first_weights(model: ModelFolder, arguments: argparse.Namespace) -> str:
+    """checkpoint.init_from: with frozen weights one checkpoint of a run, which may go on and have newer ones."""
+    return str(model.path) if arguments.lora is not None and model.format == "mtrain" else arguments.model
 
 
 def _context(model: ModelFolder) -> int:

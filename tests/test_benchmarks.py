@@ -43,7 +43,7 @@ def run(monkeypatch, capsys):
         return capsys.readouterr().out
 
     yield run
-    for name in {name for name, *_ in RUNS} | {"samples_masked", "samples_build", "web_text"}:
+    for name in {name for name, *_ in RUNS} | {"samples_masked", "samples_build", "web_text", "finetune"}:
         sys.modules.pop(name, None)
 
 
@@ -81,6 +81,13 @@ def test_our_side_of_the_sample_index(run, monkeypatch, tmp_path, what):
     module.make_shard(tmp_path / "a", 200)
     arguments = ["--own", what, "--prefix", str(tmp_path / "a"), "--folder", str(tmp_path), "--epochs", "2"]
     assert json.loads(run("samples_build", {}, arguments))["peak_mib"] > 0
+
+
+@pytest.mark.parametrize("rank", [4, pytest.param(0, marks=pytest.mark.soak)])
+def test_our_side_of_finetuning(run, rank):
+    small = {"CHUNKS": 1, "CHUNK_STEPS": 1, "WARMUP_CHUNKS": 0}
+    found = json.loads(run("finetune", small, ["--row", "ours", "--shape", "tiny", "--lora", str(rank)]))
+    assert found["real_tokens_per_s"] > 0 and found["loss"] > 6
 
 
 def test_rates_of_checkpoints(run, monkeypatch, tmp_path):
