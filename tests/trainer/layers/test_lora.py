@@ -6,6 +6,7 @@ Frozen weights have no gradient, no main weight and no moment on any rank.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,15 @@ from tests.trainer.engines import (
     reduced,
     small_config,
 )
-from trainer.config.sections import DataSection, LoRASection, MeshSection, OptimizerSection, RecomputeSection, RunConfig
+from trainer.config.sections import (
+    CheckpointSection,
+    DataSection,
+    LoRASection,
+    MeshSection,
+    OptimizerSection,
+    RecomputeSection,
+    RunConfig,
+)
 from trainer.parallel.collectives import all_reduce_
 from trainer.plan.check import check
 from trainer.plan.memory import in_use_bytes, kept_bytes, tables
@@ -127,6 +136,42 @@ def test_gradients_are_those_of_the_merged_weights(lora: LoRASection) -> None:
         gradient = of_weights[f"{layer}.weight"]
         expected[name] = lora.scale * (other.T @ gradient if kind == "lora_a" else gradient @ other.T)
     check_same_gradients(got, expected)
+
+
+def _trained(context: Any, config: RunConfig, root: Path, load: bool) -> Any:
+    """Weights and moments after two steps, or after the second one from the checkpoint of the first."""
+    engine = layouts(context, config, fresh=not load)
+    if load:
+        engine.load(root / "step-1")
+    else:
+        draw_adapters(engine)
+        engine.step(microbatches(engine, 1), 1e-2)
+        engine.save(str(root), step=1, consumed_samples=4)
+    engine.step(microbatches(engine, 2), 1e-2)
+    engine.optimizer.gathers.release()
+    return {name: logical(engine.optimizer.owns[name], values) for name, values in engine.optimizer.state.items()}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("to", ["tp 2 sp", "pp 2", "parameters"])
+def test_adapters_continue_on_another_layout(tmp_path: Path, to: str) -> None:
+    base = _config(lora=None)
+    run_ranks(_saved, 1, base, tmp_path / "base")
+    checkpoint = CheckpointSection(init_from=str(tmp_path / "base"))
+    config = _config(checkpoint=checkpoint)
+    (alone,) = run_ranks(_trained, 1, config, tmp_path / "run", False)
+    sections: dict[str, Any] = {
+        "tp 2 sp": {"mesh": MeshSection(tp=2, sequence_parallel=True)},
+        "pp 2": {"mesh": MeshSection(pp=2)},
+        "parameters": {"optimizer": OptimizerSection(lr=1e-2, sharding="parameters")},
+    }
+    results = run_ranks(_trained, 2, _config(checkpoint=checkpoint, **sections[to]), tmp_path / "run", True)
+    for name, parts in alone.items():
+        check_same_gradients(assemble([part for result in results for part in result[name]]), assemble(parts))
+
+
+def _saved(context: Any, config: RunConfig, folder: Path) -> None:
+    layouts(context, config).save(str(folder / "checkpoints"), step=1, consumed_samples=1)
 
 
 def _bytes(context: Any, config: RunConfig) -> Any:
