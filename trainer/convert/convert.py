@@ -206,10 +206,10 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
     keys = _model_keys(settings)
     if is_native(path):
         return with_base(open_native(path, checkpoint=checkpoint), open_model)
-    if is_peft(path):
-        return open_peft(path, open_model)
     if is_hf(path):
         return open_hf(path)
+    if is_peft(path):
+        return open_peft(path, open_model)
     if is_torch_dist(path):
         return open_torch_dist(path, settings=keys)
     if is_mp_rank(path):

@@ -124,7 +124,7 @@ def changed(path: tuple[Any, ...], other: Any) -> Any:
 
 COUNTERS = ("step", "consumed_samples", "skipped_samples", "optimizer_steps")
 BEFORE = ("schedule_steps", "schedule_samples", "moment_steps")  # of checkpoint.init_from
-MAY_VARY = {("run", key) for key in (*COUNTERS, *BEFORE, "data_id", "config", "data", "float8", "spikes")}
+MAY_VARY = {("run", key) for key in (*COUNTERS, *BEFORE, "data_id", "config", "data", "float8", "spikes", "base")}
 
 
 @pytest.mark.parametrize("path", places(OLD), ids=lambda path: "/".join(map(str, path)) or "all")
