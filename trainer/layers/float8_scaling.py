@@ -139,9 +139,9 @@ class LayerScaling:
         """The input, or gathered inputs, of the layer; `columns`: with the transpose."""
         return self._quantize(x_NI, "input", record=record, columns=columns)
 
-    def gradient(self, dy_NO: Tensor) -> Float8:
-        """The gradient of the output."""
-        return self._quantize(dy_NO, "gradient", record=True, columns=True)
+    def gradient(self, dy_NO: Tensor, *, columns: bool = True) -> Float8:
+        """The gradient of the output; `columns`: with the transpose."""
+        return self._quantize(dy_NO, "gradient", record=True, columns=columns)
 
     def weight(self, weight_OI: Tensor) -> Float8:
         """The weight; its largest value also counts in an evaluation, since it is the same weight."""

@@ -92,6 +92,7 @@ class Linear(Layer):
                 main=self.main_gradients,
                 parallel=self.parallel,
                 column=self.column,
+                float8=self.float8,
             )
         if self.float8 is not None:
             return float8_linear(
@@ -209,12 +210,13 @@ class _Float8Options(NamedTuple):
 class _Float8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, options: _Float8Options) -> Tensor:
-        _, parallel, column, scaling, record = options
+        main, parallel, column, scaling, record = options
         product = scaling.model.kernels.product
         # Rounded again if that needs no memory: another layer keeps the input, or only a part of it is held.
         again = scaling.model.recipe.input_again or (column and parallel.sequence_parallel)
+        frozen = "weight" in main.frozen
         whole_NI = parallel.gather(x_NI) if column else x_NI
-        x8, w8 = scaling.input(whole_NI, record=record, columns=not again), scaling.weight(weight_OI)
+        x8, w8 = scaling.input(whole_NI, record=record, columns=not (again or frozen)), scaling.weight(weight_OI)
         alone = column or parallel.tp.size == 1
         y_NO = product(
             Operand(x8.rows_RC, x8.inverse_1),
@@ -223,7 +225,7 @@ class _Float8Linear(torch.autograd.Function):
             bias_N=bias_O if alone else None,
             fast=True,
         )
-        kept = (x_NI, None) if again else (x8.columns_CR, x8.inverse_1)
+        kept = (None, None) if frozen else (x_NI, None) if again else (x8.columns_CR, x8.inverse_1)
         ctx.save_for_backward(*kept, w8.columns_CR, w8.inverse_1)
         ctx.options, ctx.bias, ctx.dtype = options, bias_O is not None, weight_OI.dtype
         if alone:
@@ -235,18 +237,21 @@ class _Float8Linear(torch.autograd.Function):
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
         kept, kept_inverse_1, columns_IO, inverse_1 = ctx.saved_tensors
         main, parallel, column, scaling, _ = ctx.options
-        product, again = scaling.model.kernels.product, kept_inverse_1 is None
+        product, frozen = scaling.model.kernels.product, "weight" in main.frozen
+        again = kept_inverse_1 is None and not frozen
         gathered = parallel.start_gather(kept) if again and column else None
         dbias = add_bias_gradient(main, dy_NO) if ctx.bias else None
-        g8 = scaling.gradient(dy_NO if column else parallel.gather(dy_NO))
+        g8 = scaling.gradient(dy_NO if column else parallel.gather(dy_NO), columns=not frozen)
         dx_NI = product(Operand(g8.rows_RC, g8.inverse_1), Operand(columns_IO, inverse_1), dtype=dy_NO.dtype)
         pending = parallel.start_reduce(dx_NI) if column else None
         if again:
             whole_NI = kept if gathered is None else gathered.wait()
             x8 = scaling.input(whole_NI, record=False, columns=True)
             kept, kept_inverse_1 = x8.columns_CR, x8.inverse_1
-        left, right = Operand(g8.columns_CR, g8.inverse_1), Operand(kept, kept_inverse_1)
-        dweight = _weight_gradient(main, product, left=left, right=right, dtype=ctx.dtype)
+        dweight = None
+        if not frozen:
+            left, right = Operand(g8.columns_CR, g8.inverse_1), Operand(kept, kept_inverse_1)
+            dweight = _weight_gradient(main, product, left=left, right=right, dtype=ctx.dtype)
         return dx_NI if pending is None else pending.wait(), dweight, dbias, None
 
 

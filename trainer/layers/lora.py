@@ -4,7 +4,8 @@ y = x W^T + b + scale (x A^T) B^T. A and B belong to logical matrices: a layer t
 has one A and one B for each of them that is adapted, one below the other. Both products are in the parallel region of
 the layer and share its communication. Column-parallel: A is whole on each rank, B has the rows of W. Row-parallel: A
 has the columns of W, B is whole, and what is added to y is summed with it. The gradient of the whole one is then a
-partial sum on each rank; the table of parameters says so (`with_adapters` in parallel/params.py). Has no dropout.
+partial sum on each rank; the table of parameters says so (`with_adapters` in parallel/params.py). In FP8 only the
+products with W are rounded. There is no dropout.
 
 Shapes: N tokens, I inputs and O outputs of this rank, R the ranks of all adapters of a layer, P rows of their B.
 """
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer.kernels.float8 import Operand
 from trainer.layers.base import MainGradients, Parallel, add_bias_gradient, add_weight_gradient
+from trainer.layers.float8_scaling import LayerScaling
 from trainer.parallel.params import ParamSpec
 
 
@@ -65,21 +68,25 @@ def adapted_linear(
     main: MainGradients,
     parallel: Parallel,
     column: bool,
+    float8: LayerScaling | None = None,
 ) -> Tensor:
-    """The output of one rank; see `Linear` for column and row."""
-    return _Adapted.apply(x_NI, weight_OI, bias_O, a_RI, b_PR, _Options(adapters, main, parallel, column))
+    """The output of one rank; see `Linear` for column, row and `float8`. The weight is frozen."""
+    options = _Options(adapters, main, parallel, column, float8, record=torch.is_grad_enabled())
+    return _Adapted.apply(x_NI, weight_OI, bias_O, a_RI, b_PR, options)
 
 
 class _Options(NamedTuple):
+    """`record`: whether the largest values of this pass count."""
+
     adapters: Adapters
     main: MainGradients
     parallel: Parallel
     column: bool
+    float8: LayerScaling | None
+    record: bool
 
 
 class _Adapted(torch.autograd.Function):
-    """The weight and the bias are frozen, or get ordinary gradients."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -90,21 +97,29 @@ class _Adapted(torch.autograd.Function):
         b_PR: Tensor,
         options: _Options,
     ) -> Tensor:
-        (parts, scale), _, parallel, column = options
+        (parts, scale), _, parallel, column, float8, record = options
         whole_NI = parallel.gather(x_NI) if column else x_NI
         alone = column or parallel.tp.size == 1
         u_NR = F.linear(whole_NI, a_RI).mul_(scale)
-        # The large product comes last: it adds to the small one as it writes, and rounds the sum once.
-        y_NO = whole_NI.new_empty(len(whole_NI), len(weight_OI))
         first_O = bias_O if alone else None
-        begun = first_O is not None or len(b_PR) < len(weight_OI)
-        if begun:
-            y_NO.copy_(y_NO.new_zeros(()) if first_O is None else first_O)
+        kept: tuple[Tensor | None, Tensor | None]
+        if float8 is None:
+            # The large product comes last: it adds to the small one as it writes, and rounds the sum once.
+            y_NO, kept = whole_NI.new_empty(len(whole_NI), len(weight_OI)), (weight_OI, None)
+            begun = first_O is not None or len(b_PR) < len(weight_OI)
+            if begun:
+                y_NO.copy_(y_NO.new_zeros(()) if first_O is None else first_O)
+        else:
+            x8, w8 = float8.input(whole_NI, record=record, columns=False), float8.weight(weight_OI)
+            left, right = Operand(x8.rows_RC, x8.inverse_1), Operand(w8.rows_RC, w8.inverse_1)
+            y_NO = float8.model.kernels.product(left, right, dtype=x_NI.dtype, bias_N=first_O, fast=True)
+            kept, begun = (w8.columns_CR, w8.inverse_1), True
         for outputs, rows, ranks in parts:
             y_NP = y_NO[:, outputs]
             torch.addmm(y_NP, u_NR[:, ranks], b_PR[rows].t(), beta=int(begun), out=y_NP)
-        y_NO.addmm_(whole_NI, weight_OI.t())
-        ctx.save_for_backward(x_NI, weight_OI, a_RI, b_PR, u_NR)
+        if float8 is None:
+            y_NO.addmm_(whole_NI, weight_OI.t())
+        ctx.save_for_backward(x_NI, *kept, a_RI, b_PR, u_NR)
         ctx.options, ctx.bias = options, bias_O is not None
         if alone:
             return y_NO
@@ -113,8 +128,8 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, weight_OI, a_RI, b_PR, u_NR = ctx.saved_tensors
-        (parts, scale), main, parallel, column = ctx.options
+        x_NI, weight, inverse_1, a_RI, b_PR, u_NR = ctx.saved_tensors
+        (parts, scale), main, parallel, column, float8, _ = ctx.options
         gathered = parallel.start_gather(x_NI) if column else None
         dbias = add_bias_gradient(main, dy_NO) if ctx.bias else None
         if not column:
@@ -123,14 +138,18 @@ class _Adapted(torch.autograd.Function):
         for outputs, rows, ranks in parts:
             torch.mm(dy_NO[:, outputs], b_PR[rows], out=du_NR[:, ranks])
         du_NR.mul_(scale)
-        dx_NI = (du_NR @ a_RI).addmm_(dy_NO, weight_OI)
+        if float8 is None:
+            dx_NI = (du_NR @ a_RI).addmm_(dy_NO, weight)
+        else:
+            g8 = float8.gradient(dy_NO, columns=False)
+            left, right = Operand(g8.rows_RC, g8.inverse_1), Operand(weight, inverse_1)
+            dx_NI = float8.model.kernels.product(left, right, dtype=dy_NO.dtype).addmm_(du_NR, a_RI)
         pending = parallel.start_reduce(dx_NI) if column else None
         if gathered is not None:
             x_NI = gathered.wait()
-        dweight = add_weight_gradient(main, "weight", dy_NO=dy_NO, x_NI=x_NI)
         da = add_weight_gradient(main, "lora_a", dy_NO=du_NR, x_NI=x_NI)
         db = _add_b_gradient(main, parts, dy_NO=dy_NO, u_NR=u_NR)
-        return dx_NI if pending is None else pending.wait(), dweight, dbias, da, db, None
+        return dx_NI if pending is None else pending.wait(), None, dbias, da, db, None
 
 
 def _add_b_gradient(main: MainGradients, parts: Sequence[AdapterPart], *, dy_NO: Tensor, u_NR: Tensor) -> Tensor | None:

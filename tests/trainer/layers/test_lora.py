@@ -215,3 +215,24 @@ def test_frozen_weights_take_their_own_bytes_alone() -> None:
 def test_what_adapters_lack_is_refused_by_name(sections: dict[str, Any], said: str) -> None:
     (problem,) = check(_config(**sections), 1, facts=None)
     assert said in problem
+
+
+def _float8_run(context: Any, config: RunConfig) -> Any:
+    engine = layouts(context, config)
+    draw_adapters(engine)
+    losses = [engine.step(microbatches(engine, 0), 1e-2).read().loss for _ in range(3)]
+    assert all(parameter.grad is None for parameter in engine.model.parameters())
+    return losses, logical(engine.optimizer.owned, engine.optimizer.state["weight"])
+
+
+@pytest.mark.parametrize("lora", [ALL, pytest.param(SOME, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("mesh", [MeshSection(), MeshSection(tp=2, sequence_parallel=True)], ids=["tp 1", "tp 2 sp"])
+def test_frozen_weights_are_multiplied_in_fp8(lora: LoRASection, mesh: MeshSection) -> None:
+    wide = _config("llama", lora=lora, dtype="bf16", mesh=mesh)
+    rounded = replace(wide, precision=replace(wide.precision, fp8="current"))
+    (expected, weights), *_ = run_ranks(_float8_run, mesh.tp, wide)
+    (losses, others), *_ = run_ranks(_float8_run, mesh.tp, rounded)
+    np.testing.assert_allclose(losses, expected, rtol=0.02)
+    assert losses != expected, "something is rounded"
+    for (name, _, values), (_, _, other) in zip(weights, others, strict=True):
+        assert np.abs(values - other).max() < 0.1 and np.corrcoef(values.ravel(), other.ravel())[0, 1] > 0.98, name

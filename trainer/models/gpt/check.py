@@ -230,7 +230,6 @@ def _lora_problems(config: RunConfig) -> Iterator[str]:
     refused = (
         ("optimizer.name", config.optimizer.name, "muon", "adamw"),
         ("kernels.tensor_parallel", config.kernels.tensor_parallel, "symmetric_memory", "auto"),
-        *(("precision.fp8", config.precision.fp8, name, "none") for name in ("delayed", "current")),
     )
     for key, value, without, other in refused:
         if value == without:

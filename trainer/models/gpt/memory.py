@@ -121,7 +121,7 @@ def block_bytes(
         statistics += tokens * (2 if shape.qk_norm == "all_heads" else heads + groups)
     statistics = statistics * (1 if shape.norm == "rmsnorm" else 2) + tokens * heads
     kept = 0 if recompute.mode == "selective" else cheap * element
-    if float8 and recompute.mode != "selective":
+    if float8 and recompute.mode != "selective" and shape.lora is None:  # adapters read the unrounded input
         # Inputs of linear layers rounded to one byte, that of attention's projection beside attention's own copy.
         first = 2 * mine * shape.hidden_size * (element if place.sequence_parallel else 1)
         kept = first + tokens * (inner + heads * shape.value_width)
