@@ -134,8 +134,14 @@ def with_base(model: ModelFolder, open_model: Callable[..., ModelFolder]) -> Mod
             f"{model.path} holds adapters of a run without checkpoint.init_from, whose other weights were drawn",
             fix="name the weights of a model in checkpoint.init_from, and train again",
         )
+    if isinstance(place := location_of(named), Path) and not place.exists():
+        raise UsageError(
+            f"the weights beside the adapters of {model.path} are not there",
+            found=f"checkpoint.init_from = {named}",
+            fix="put them there, or a link to them; a relative path begins in the current folder",
+        )
     try:
-        base = base_of(open_model(location_of(named)))
+        base = base_of(open_model(place))
     except UsageError as error:
         raise wanted_by(f"{model.path} holds adapters for checkpoint.init_from = {named}", error) from error
     check_base(base, weights_hash(base), expected=model.run.base, where=str(model.path))
@@ -255,13 +261,14 @@ def write_peft(target: Path, model: ModelFolder, *, dtype: torch.dtype, model_ty
     entries = {name: TensorInfo(info.shape, dtype) for name, info in sorted(theirs.tensors.items())}
     target.mkdir(parents=True, exist_ok=True)
     write_safetensors(target / TENSORS, entries, pieces=_pieces(theirs, entries, report))
+    alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
     layers = {name.removeprefix(_PREFIX).split(".lora_")[0].split(".")[-1]: None for name in entries}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(base.path),
         "r": lora.rank,
-        "lora_alpha": lora.scale * lora.rank,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "lora_dropout": 0.0,
         "target_modules": sorted(layers),
         "bias": "none",

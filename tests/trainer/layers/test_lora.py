@@ -28,6 +28,7 @@ from trainer.config.sections import (
     DataSection,
     LoRASection,
     MeshSection,
+    MoESection,
     OptimizerSection,
     RecomputeSection,
     RunConfig,
@@ -208,12 +209,15 @@ def test_frozen_weights_take_their_own_bytes_alone() -> None:
         ({"data": DataSection(blend="unused")}, "[model.lora] needs checkpoint.init_from"),
         ({"optimizer": OptimizerSection(lr=1e-2, name="muon")}, 'optimizer.name="muon" does not support [model.lora]'),
         ({"optimizer": OptimizerSection(lr=1e-2, embedding_lr=0.1)}, "[model.lora] freezes the embedding"),
+        ({"moe": MoESection()}, "[model.lora] does not support [model.moe]"),
         ({"lora": LoRASection(rank=4, targets=("q", "q"))}, "model.lora.targets=['q', 'q'] lists one twice"),
         ({"shape": "gpt2", "lora": LoRASection(rank=4, targets=("gate",))}, 'has no gate with model.activation="gelu"'),
     ],
 )
 def test_what_adapters_lack_is_refused_by_name(sections: dict[str, Any], said: str) -> None:
-    (problem,) = check(_config(**sections), 1, facts=None)
+    config = _config(**{name: section for name, section in sections.items() if name != "moe"})
+    model = replace(config.model, moe=sections.get("moe"))
+    (problem,) = check(replace(config, model=model), 1, facts=None)
     assert said in problem
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainer.config.parse import sub_sections
 from trainer.config.presets import PRESETS
 from trainer.config.sections import MLASection, ModelSection, MoESection, RunConfig
 from trainer.layers.shapes import GATED
@@ -221,8 +222,8 @@ def _lora_problems(config: RunConfig) -> Iterator[str]:
         yield "[model.lora] needs checkpoint.init_from, the folder with the weights that stay frozen; set it"
     if settings.init_optimizer:
         yield "checkpoint.init_optimizer=true asks for moments of weights that [model.lora] freezes; leave it out"
-    for name in ("moe", "mla", "mtp"):
-        if getattr(model, name) is not None:
+    for name in sub_sections("model"):
+        if name not in ("lora", "gpt_neox") and getattr(model, name) is not None:
             yield f"[model.lora] does not support [model.{name}]; leave [model.lora] out to train all weights"
     if len({*lora.targets}) < len(lora.targets) or ("gate" in lora.targets and model.activation not in GATED):
         why = f'has no gate with model.activation="{model.activation}"' if "gate" in lora.targets else "lists one twice"
