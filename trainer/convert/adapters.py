@@ -56,6 +56,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # settings of peft, with the values
     "trainable_token_indices": (),
     "target_parameters": ((), []),
     "layer_replication": (),
+    "alora_invocation_tokens": (),
+    "arrow_config": (),
+    "use_qalora": (False,),
 }
 
 
