@@ -26,6 +26,7 @@ LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 GPT2 = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GPT2 |= {"bos_token_id": None, "eos_token_id": 256}
 NEOX = {name: size for name, size in SIZES.items() if name not in ("num_key_value_heads", "rms_norm_eps")}
+NEMOTRON = {name: size for name, size in SIZES.items() if name not in ("num_hidden_layers", "rms_norm_eps")}
 PHI4 = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
 PHI4 |= {"short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 2.5, 8.0]}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 5, "num_hidden_layers": 3}
@@ -43,7 +44,8 @@ TWO_STACKS = ("t5", "t5_v1.1", "mt5")  # which read one text and write another
 NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt_neox")
 NAMES += ("stablelm", "stablelm2", "cohere", "cohere2")
 NAMES += ("olmo2", "olmo3", "smollm3", "phi3", "phi4", "gemma2", "gemma3", "granite")
-NAMES += ("qwen2_moe",)
+NAMES += ("qwen2_moe", "mamba2")
+HYBRIDS = ("nemotron_h", "bamba")
 OTHER_EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 OTHER_EXPERTS += ("deepseek_v2", "deepseek_v2_groups", "deepseek_v3", "deepseek_dense")
 LATENT = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
@@ -52,6 +54,12 @@ LATENT |= {"v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 2, "moe_i
 LATENT |= {"num_experts_per_tok": 4, "first_k_dense_replace": 1, "num_key_value_heads": 4}
 GPT_OSS_ROPE = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
 GPT_OSS_ROPE |= {"truncate": False, "original_max_position_embeddings": 16}
+MAMBA2 = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 6}
+MAMBA2 |= {"n_groups": 2, "chunk_size": 8, "bos_token_id": None, "eos_token_id": 256, "pad_token_id": None}
+MIXERS = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 8}
+MIXERS |= {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "time_step_min": 1e-30}
+BAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+BAMBA |= {"attn_layer_indices": [1], "time_step_limit": (0.01, 5.0)}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.7}
 
@@ -138,6 +146,9 @@ def config(name, **changes):
         "cohere2": lambda: transformers.Cohere2Config(
             **SIZES | {"num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 2} | changes
         ),
+        "mamba2": lambda: transformers.Mamba2Config(**MAMBA2 | changes),
+        "nemotron_h": lambda: transformers.NemotronHConfig(**NEMOTRON | MIXERS | changes),
+        "bamba": lambda: transformers.BambaConfig(**SIZES | BAMBA | changes),
         "t5": lambda: transformers.T5Config(**T5 | changes),
         "t5_v1.1": lambda: transformers.T5Config(
             **T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3} | changes

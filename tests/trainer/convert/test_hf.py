@@ -25,6 +25,7 @@ from tests.helpers.runs import write_jsonl
 from tests.helpers.ties import Ties
 from tests.reference.whole_context import choice_gap
 from tests.trainer.convert.hf_models import (
+    HYBRIDS,
     LLAMA3,
     NAMES,
     OTHER_EXPERTS,
@@ -61,7 +62,7 @@ from trainer.tasks.loaded_model import Model
 
 transformers = pytest.importorskip("transformers")
 MODEL_TYPES = tuple(families_of_types())
-ALL = [*NAMES, *(pytest.param(name, marks=pytest.mark.soak) for name in OTHER_EXPERTS)]
+ALL = [*NAMES, *(pytest.param(name, marks=pytest.mark.soak) for name in (*OTHER_EXPERTS, *HYBRIDS))]
 NATIVE, HF = ConvertOptions(to="mtrain"), ConvertOptions(to="hf")
 
 
@@ -555,6 +556,11 @@ def test_weights_in_mxfp4_are_read_as_the_numbers_that_they_stand_for(tmp_path):
         ("cohere", {"attention_bias": True}, "attention_bias = True"),
         ("cohere", {"logit_scale": 0.0}, "logit_scale = 0.0 is not above 0"),
         ("cohere2", {"sliding_window": None}, "without a sliding_window"),
+        ("mamba2", {"use_bias": True}, "use_bias = True"),
+        ("mamba2", {"expand": 3}, "num_heads x head_dim = 8192 is not expand = 3 x hidden_size"),
+        ("mamba2", {"time_step_limit": ["x", 1.0]}, "time_step_limit = ['x', 1.0] is not two numbers"),
+        ("nemotron_h", {"hybrid_override_pattern": "M*E"}, "layers_block_type = M*E: supported are mamba"),
+        ("bamba", {"attn_layer_indices": [40]}, "attn_layer_indices = [40] are not numbers of 32 layers"),
     ],
 )
 def test_a_part_that_is_lacking_is_refused_by_name(kind, changes, named):
@@ -634,7 +640,7 @@ def test_a_deepseek_that_is_another_function_is_refused_by_name(kind, changes, n
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_defaults_are_those_of_transformers(kind):
-    needed = {"num_experts_per_tok": 2} if kind == "deepseek_v2" else {}
+    needed = {"deepseek_v2": {"num_experts_per_tok": 2}, "nemotron_h": {"layers_block_type": ["mlp"]}}.get(kind, {})
     config = transformers.AutoConfig.for_model(kind, **needed)
     empty = from_hf({"model_type": kind, **needed}, where="")
     full = from_hf(json.loads(config.to_json_string()), where="")

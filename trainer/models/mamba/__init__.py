@@ -7,6 +7,7 @@ from trainer.models.gpt.params import buffer_table
 from trainer.models.gpt.shape import counts, expert_metrics, losses
 from trainer.models.mamba.check import cut_by_tp, float8_sizes, problems
 from trainer.models.mamba.cost import activation_bytes, active_parameters, flops_per_token, stage_cost
+from trainer.models.mamba.huggingface import HUGGING_FACE
 from trainer.models.mamba.megatron import MEGATRON
 from trainer.models.mamba.params import parameter_table
 from trainer.models.mamba.shape import decode_state, effective, function, kinds, mamba_shape, scores_of
@@ -32,5 +33,6 @@ FAMILY = Family(
     counts=counts,
     metrics=expert_metrics,
     active=active_parameters,
+    hugging_face=HUGGING_FACE,
     megatron=MEGATRON,
 )
