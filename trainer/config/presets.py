@@ -184,6 +184,20 @@ def _mt5(layers: int, hidden: int, heads: int, ffn: int) -> _Values:
     return _t5(layers, hidden, heads, ffn, gated=True) | {"vocab_size": 250112}
 
 
+def _mamba2(layers: int, hidden: int) -> _Values:
+    """Dao and Gu 2024; num_heads is of attention, which it does not have."""
+    form: _Values = {"family": "mamba", "position": "none", "norm": "rmsnorm", "norm_epsilon": 1e-5, "bias": False}
+    form |= {"num_layers": layers, "hidden_size": hidden, "num_heads": 1, "vocab_size": 50288, "tie_embeddings": True}
+    return form | {"mamba": {"num_groups": 1, "chunk_size": 256}}
+
+
+def _nemotron_h(pattern: str) -> _Values:
+    """NVIDIA 2025: mixers, MLPs and few layers of attention without positions."""
+    form: _Values = {"family": "mamba", "position": "none", "norm": "rmsnorm", "norm_epsilon": 1e-5, "bias": False}
+    form |= {"activation": "squared_relu", "vocab_size": 131072, "tie_embeddings": False, "head_dim": 128}
+    return _sizes(len(pattern), 4096, 32, 21504, kv_heads=8) | form | {"mamba": {"pattern": pattern, "num_groups": 8}}
+
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gpt2": _gpt(12, 768, 12, length=1024),
@@ -325,5 +339,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "mt5-xl": _mt5(24, 2048, 32, 5120),
         "megatron-t5-220m": _gpt(24, 768, 12, length=512)
         | {"family": "t5", "activation": "gelu", "vocab_size": 30624, "t5": {"head_bias": True}},
+        "mamba2-130m": _mamba2(24, 768),
+        "mamba2-370m": _mamba2(48, 1024),
+        "mamba2-780m": _mamba2(48, 1536),
+        "mamba2-1.3b": _mamba2(48, 2048),
+        "mamba2-2.7b": _mamba2(64, 2560),
+        "nemotron-h-8b": _nemotron_h("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"),
     }
 )

@@ -109,6 +109,12 @@ Preset = Literal[
     "mt5-large",
     "mt5-xl",
     "megatron-t5-220m",
+    "mamba2-130m",
+    "mamba2-370m",
+    "mamba2-780m",
+    "mamba2-1.3b",
+    "mamba2-2.7b",
+    "nemotron-h-8b",
 ]  # those of presets.py
 FamilyName = Literal["gpt", "gpt_neox", "bert", "t5", "mamba"]  # each a room, trainer/models/NAME/
 DataKind = Literal["gpt", "document", "packed", "chat", "pairs", "fim", "bert", "t5", "classify"]

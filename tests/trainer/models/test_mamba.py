@@ -23,6 +23,7 @@ from tests.trainer.engines import (
     small_config,
     with_documents,
 )
+from trainer.config.presets import PRESETS
 from trainer.config.sections import (
     MambaSection,
     MeshSection,
@@ -31,6 +32,7 @@ from trainer.config.sections import (
     RecomputeSection,
     RunConfig,
 )
+from trainer.convert.model_keys import model_config
 from trainer.models.family import family_of
 from trainer.models.mamba.shape import allocated
 from trainer.models.stage import Microbatch
@@ -38,6 +40,7 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import check
+from trainer.plan.plan import make_plan
 from trainer.plan.stages import block_weights
 
 MIXER = MambaSection(pattern="M-*ME", head_dim=8, num_groups=2, state_size=6, chunk_size=4)
@@ -232,3 +235,28 @@ def test_layers_are_allocated_by_ratios() -> None:
     assert allocated(24, attention=1 / 12, mlp=0.5) == "M-M-M--*M-M-M-M-*M--M-M-"
     config = config_of(None, mixer={"attention_ratio": 0.2}, model={"num_layers": 10})
     assert family_of(config).kinds(family_of(config).shape(config, 250)).count("attention") == 2
+
+
+PUBLISHED = {  # elements of the tensors of presets
+    "mamba2-130m": 128_989_632,
+    "mamba2-370m": 368_346_624,
+    "mamba2-780m": 780_161_280,
+    "mamba2-1.3b": 1_343_757_312,
+    "mamba2-2.7b": 2_702_599_680,
+    "nemotron-h-8b": 8_100_852_736,
+}
+
+
+@pytest.mark.parametrize("preset", [name for name, keys in PRESETS.items() if keys.get("family") == "mamba"])
+def test_presets_have_the_published_number_of_parameters(preset: str) -> None:
+    config = model_config({"preset": preset}, where="", context=4096)
+    family, shape = family_of(config), family_of(config).shape(config, config.model.vocab_size or 0)
+    assert num_elements(family.parameters(shape, Place())) == PUBLISHED[preset]
+    assert check(config, 1, facts=None) == []
+    if preset == "nemotron-h-8b":
+        plan = make_plan(replace(config, mesh=MeshSection(tp=8)), 8, facts=None)
+        assert plan.active_parameters == PUBLISHED[preset]
+        kept = family.activation_bytes(shape, Place(), tokens=4096, element=2, recompute=RecomputeSection())
+        assert kept > family.activation_bytes(
+            shape, Place(), tokens=4096, element=2, recompute=RecomputeSection(mode="full")
+        )
