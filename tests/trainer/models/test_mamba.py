@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,14 @@ from tests.trainer.engines import (
     assemble,
     check_same_gradients,
     layouts,
+    logical,
     microbatches,
     reduced,
+    save_engine,
     small_config,
     with_documents,
 )
+from trainer.checkpoint.format import RunState
 from trainer.config.presets import PRESETS
 from trainer.config.sections import (
     MambaSection,
@@ -42,6 +46,7 @@ from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 from trainer.plan.stages import block_weights
+from trainer.run.engine import Engine
 
 MIXER = MambaSection(pattern="M-*ME", head_dim=8, num_groups=2, state_size=6, chunk_size=4)
 EXPERTS = MoESection(num_experts=4, top_k=2, ffn_hidden_size=16, balance_factor=0.02)
@@ -167,6 +172,53 @@ def test_the_size_of_chunks_changes_nothing() -> None:
             torch.testing.assert_close(_losses(other, tokens_BS), expected, rtol=1e-10, atol=1e-12)
 
         _same_gradients(other, run, gradients)
+
+
+def _went_on(context: Any, config: RunConfig, root: Path) -> bool:
+    """Whether two steps after a checkpoint are those without it."""
+    engine = layouts(context, config)
+    for step in range(4):
+        if step == 2:
+            run = RunState(step=2, consumed_samples=8, data_id="", data={}, optimizer_steps=2, config="x = 1\n")
+            save_engine(engine, root, run=run)
+        engine.step(microbatches(engine, step), 1e-2)
+    again = Engine(config, engine.plan, world=engine.world, fresh=False)
+    again.load(root / "step-2")
+    for step in (2, 3):
+        again.step(microbatches(again, step), 1e-2)
+    return all(torch.equal(again.optimizer.state[name], x) for name, x in engine.optimizer.state.items())
+
+
+def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    assert run_ranks(_went_on, 1, config_of(dtype="bf16"), tmp_path) == [True]
+
+
+def _state(context: Any, config: RunConfig, root: Path) -> Any:
+    """Two steps and their checkpoint; or what a layout reads of one that is there."""
+    exists = (root / "step-2").exists()
+    engine = layouts(context, config, fresh=not exists)
+    if exists:
+        engine.load(root / "step-2")
+    else:
+        for step in range(2):
+            engine.step(microbatches(engine, step), 1e-2)
+        run = RunState(step=2, consumed_samples=8, data_id="", data={}, optimizer_steps=2, config="x = 1\n")
+        save_engine(engine, root, run=run)
+    optimizer = engine.optimizer
+    parts = ((name, logical(optimizer.owns[name], values)) for name, values in optimizer.state.items())
+    return [(f"{name}/{tensor}", place, values) for name, part in parts for tensor, place, values in part]
+
+
+@pytest.mark.soak
+def test_checkpoints_are_read_in_any_other_layout(tmp_path: Path) -> None:
+    """The parts of a fused projection lie elsewhere on each number of tp ranks."""
+    writer = config_of(tp=2, pp=2, sequence_parallel=True)
+    expected = assemble([part for parts in run_ranks(_state, 4, writer, tmp_path) for part in parts])
+    for ranks, config in ((1, config_of()), (2, config_of(tp=2)), (2, config_of(pp=2))):
+        found = assemble([part for parts in run_ranks(_state, ranks, config, tmp_path) for part in parts])
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def test_initial_steps_and_decays_are_in_their_ranges() -> None:
