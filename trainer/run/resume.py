@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from mdata import UsageError
 from mdata.loader.resume_check import other_length, resumes
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
+from mdata.tokenizers.registry import WITHOUT_FILES
 from mdata.util.config_text import load_toml
 from trainer.checkpoint.folder import ResumePoint, find_checkpoint, read_index
 from trainer.checkpoint.format import Index, RunState
@@ -206,7 +207,8 @@ def _first_start(config: RunConfig, data: RunData) -> Start:
     """How a run without a checkpoint starts: at step 1, or from where checkpoint.init_from was."""
     rows, made = config.model.vocab_size or data.facts.vocab_size or 0, data.train.tokenizer
     files = data.train.tokenizer_files
-    tokenizer = TokenizerConfig(made.type, files, made.options, "tokenizers") if made and files else None
+    known = made is not None and (bool(files) or made.type in WITHOUT_FILES)
+    tokenizer = TokenizerConfig(made.type, files, made.options, "tokenizers") if made and known else None
     first = first_state(config, rows, tokenizer=tokenizer, data_ids=data.facts.num_ids)
     if first is None:
         now = with_horizon(config, None)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+import mdata
 from mdata import UsageError
+from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tracing.run_record import read_record
 from tests.helpers.notes import Notes
 from tests.helpers.ranks import run_ranks
@@ -24,7 +26,7 @@ from trainer.checkpoint.folder import latest_checkpoint, run_state
 from trainer.config.parse import ReadConfig, parse_config
 from trainer.config.sections import CheckpointSection, DataSection, MeshSection, OptimizerSection, RunConfig, RunSection
 from trainer.convert.convert import ConvertOptions, convert, open_model
-from trainer.convert.first_state import FirstState, first_state
+from trainer.convert.first_state import FirstState, check_tokenizer, first_state
 from trainer.parallel.mesh import Mesh, mesh_of
 from trainer.parallel.world import Placement, join_world
 from trainer.plan.check import check
@@ -37,6 +39,7 @@ from trainer.run.metrics import read_metrics
 from trainer.run.resume import done_in, find_start, first_done
 from trainer.run.train import train
 
+NO_FILES: dict[str, dict[str, Any]] = {"Null": {"vocab_size": 300}, "Byte": {}}
 SWITCHES = ("init_optimizer", "init_schedule", "init_data")
 
 
@@ -231,6 +234,28 @@ def test_ids_that_are_other_text_to_the_folder_are_refused(corpora, before, tmp_
     assert "'The year is 1969.' in the data" in str(caught.value) and len(str(caught.value).splitlines()) == 4
     path.unlink()
     assert find_start(config, data).done.steps == 0
+
+
+def test_a_tokenizer_without_files_is_compared_too(corpora, before, tmp_path):
+    def data_of(kind: str, text: str, **options: Any) -> RunConfig:
+        (tmp_path / f"{kind}.jsonl").write_text(f'{{"text": "{text}"}}\n' * 100)
+        prefix = str(tmp_path / kind)
+        source = (str(tmp_path / f"{kind}.jsonl"),)
+        mdata.preprocess(
+            mdata.PreprocessOptions(input=source, output_prefix=prefix, tokenizer_type=kind, append_eod=True, **options)
+        )
+        rows = {"vocab_size": open_model(before).vocab_size}
+        manifest = tmp_path / f"{kind}_text_document.json"
+        return beginning(config_of({"a": manifest}, tmp_path / "run", model=rows), before)
+
+    config = data_of("ByteTokenizer", "The year is 1969.")
+    with pytest.raises(UsageError, match=r"another tokenizer than that of checkpoint\.init_from") as caught:
+        find_start(config, open_data(config))
+    assert "'The year is 1969.' in the data (ByteTokenizer of 257 ids)" in str(caught.value)
+    config = data_of("NullTokenizer", "1 2 3 4 5", tokenizer_options=(("vocab_size", 100),))
+    assert find_start(config, open_data(config)).done.steps == 0, "ids that never were text"
+    ids, texts = (TokenizerConfig(f"{kind}Tokenizer", {}, options, "none") for kind, options in NO_FILES.items())
+    check_tokenizer(texts, ids, where="a folder whose ids never were text")
 
 
 def test_data_with_more_ids_than_the_weights_is_told_once_and_no_size_is_advised(corpora, tmp_path):
