@@ -429,7 +429,7 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
     if kind in _WINDOWED:
         written |= window_json(kind, keys)
     if kind == "gpt_oss":
-        written |= {"attention_bias": True, "swiglu_limit": keys["activation_clamp"] or _LIMIT}
+        written |= {"attention_bias": True, "swiglu_limit": keys.get("activation_clamp") or _LIMIT}
     if kind == "smollm3":
         every = keys.get("rope_interval") or 0
         numbers = range(1, keys["num_layers"] + 1)
