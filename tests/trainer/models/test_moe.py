@@ -267,6 +267,7 @@ def _without_loss(context, config):
     batch = microbatches(engine, 0)
     for batches in ([], [replace(one, loss_mask_BS=torch.zeros_like(one.loss_mask_BS)) for one in batch], batch):
         if batches:
+            engine.evaluate(batch)
             engine.step(batches, 1e-2).read()
         found.append(engine.model_buffers.values.numpy().copy())
     return found
@@ -368,6 +369,14 @@ def test_experts_that_cannot_be_are_refused(change, message):
     config = _config(replace(MOE, **change))
     (problem,) = [*family_of(config).problems(config)]
     assert problem.startswith(message)
+
+
+def test_the_bias_of_a_router_begins_as_its_weights_do():
+    config = _config(SIMPLE, shape="gpt2")
+    family = family_of(config)
+    specs = {spec.name: spec.std for spec in family.parameters(family.shape(config, 256), Place())}
+    routers = {name: std for name, std in specs.items() if ".router." in name}
+    assert len(routers) == 8 and set(routers.values()) == {config.model.init_std}
 
 
 def test_a_capacity_needs_whole_rows():
