@@ -74,6 +74,7 @@ LLAMA5B, LLAMA4B = LLAMA7B | {"num_layers": 24}, LLAMA7B | {"num_layers": 20}
 QWEN3MOE_SHARED = SHAPES["qwen3moe-4l"][3] | {
     "moe": dataclasses.replace(SHAPES["qwen3moe-4l"][3]["moe"], shared_ffn_hidden_size=1536)
 }
+BUFFER = {"expert_dispatch": "all_to_all", "expert_buffer": 1.5}
 # name -> (ranks, sequence length, micro batch, microbatches of a rank, model, keys of the sections below)
 ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama7b-dp2": (2, 4096, 1, 8, LLAMA7B, {}),
@@ -158,10 +159,13 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "mixtral8x1b-ep2-tp2": (4, 4096, 2, 8, SHAPES["mixtral8x1b"][3], {"ep": 2, "tp": 2, "sequence_parallel": True}),
     "qwen3moe-4l-ep2": (2, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 2}),
     "qwen3moe-4l-ep2-sent": (2, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 2, "expert_dispatch": "all_to_all"}),
+    "qwen3moe-4l-ep2-buffer": (2, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 2, **BUFFER}),
     "qwen3moe-4l-shared-ep2": (2, 4096, 2, 4, QWEN3MOE_SHARED, {"ep": 2}),
     "qwen3moe-4l-shared-ep2-sent": (2, 4096, 2, 4, QWEN3MOE_SHARED, {"ep": 2, "expert_dispatch": "all_to_all"}),
+    "qwen3moe-4l-shared-ep2-buffer": (2, 4096, 2, 4, QWEN3MOE_SHARED, {"ep": 2, **BUFFER}),
     "qwen3moe-4l-ep4": (4, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 4}),
     "qwen3moe-4l-ep4-sent": (4, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 4, "expert_dispatch": "all_to_all"}),
+    "qwen3moe-4l-ep4-buffer": (4, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 4, **BUFFER}),
     "qwen3moe-4l-ep2-tp2": (4, 4096, 2, 8, SHAPES["qwen3moe-4l"][3], {"ep": 2, "tp": 2, "sequence_parallel": True}),
     "qwen3moe-4l-ep4-tp2": (
         4,
@@ -350,6 +354,7 @@ def without_dispatch() -> Iterator[None]:
         "start_all_gather": lambda x, group: Pending(gathered(x, group)),
         "reduce_scatter": cut,
         "all_to_all": resized,
+        "start_all_to_all": lambda x, **sizes: Pending(resized(x, **sizes)),
     }
     with ExitStack() as stack:
         for name, stub in stubs.items():

@@ -39,6 +39,7 @@ from trainer.parallel.collectives import (
     all_to_all,
     reduce_scatter,
     start_all_gather,
+    start_all_to_all,
 )
 
 
@@ -77,9 +78,14 @@ class Dispatch:
         return start_all_gather(x_N, self._gathered)
 
     @property
+    def gathers(self) -> bool:
+        """Whether tokens of other ranks are gathered."""
+        return self._gathered.size > 1
+
+    @property
     def is_alone(self) -> bool:
         """Whether no tokens are gathered, and no results added."""
-        return self._gathered.size == 1 and self._same.size == 1
+        return not self.gathers and self._same.size == 1
 
     def check_room(self, load: Tensor, overflows: Tensor) -> None:
         """Note the load if it overflows, in a tensor that stays the same: CUDA graphs write to it."""
@@ -260,7 +266,7 @@ class Exchange:
         self._sent_AK = None if all_computed else rank_AK < ranks
         slots_G, self._overflows, self._numbers = self._slot_TG.sum(0), None, None
         self._tokens, self._slots = _Counts((), ()), _Counts((), ())
-        self._is_fixed = fixed and dispatch.buffer > 0
+        self._is_fixed, self._finished = fixed and dispatch.buffer > 0, False
         if not self._is_fixed:
             self._numbers = self._start_agreeing(self._goes_AG.sum(0), slots_G)
             return
@@ -289,7 +295,10 @@ class Exchange:
 
     @torch.no_grad()
     def finish(self) -> Exchange:
-        """Know all of the way; where buffers have no fixed size, the host waits for numbers."""
+        """Know all of the way; where buffers have no fixed size, the host waits for numbers. The first call does it."""
+        if self._finished:
+            return self
+        self._finished = True
         (tokens, top_k), ranks, device = self._expert_AK.shape, self.ep.size, self._expert_AK.device
         if self._numbers is not None:
             numbers, arrived = self._numbers
@@ -348,6 +357,15 @@ class Exchange:
     def bring(self, x_ND: Tensor) -> Tensor:
         """Tokens to the ranks of their experts: [N, D] -> [R, D]."""
         return self._exchanged(self.dispatch.gather(x_ND)[self.token_S], self._tokens)
+
+    def start_bringing(self, x_ND: Tensor) -> Pending:
+        """`bring`, overlapped with the following computation; not of what other ranks gather first."""
+        if self.dispatch.gathers:
+            return Pending(self.bring(x_ND))
+        x_SD = x_ND[self.token_S]
+        send, receive = ([count * x_SD.shape[1] for count in numbers] for numbers in self._tokens)
+        started = start_all_to_all(x_SD.flatten(), send=send, receive=receive, group=self.ep)
+        return Pending(started.result.view(-1, x_SD.shape[1]), started.work)
 
     def weights(self, weight_NK: Tensor) -> Tensor:
         """Those of received tokens, differentiable."""

@@ -74,14 +74,15 @@ class Experts(Layer):
         all_computed: bool,
         recompute: bool = False,
         way: Way | None = None,
+        brought: Pending | None = None,
     ) -> Tensor:
         """The weighted sum of each token's experts: [N, D].
 
         Args:
-            way: of these tokens, if it is known already.
+            way: of these tokens, if it is known already. brought: tokens that are on their way.
         """
         way = (way or self.way(expert_NK, all_computed=all_computed)).finish()
-        up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, way)
+        up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, way, brought)
         weight_M = way.slots.gather(way.weights(weight_NK))
         z_MF = _Weighted.apply(up_MF, weight_M, self)
         again = recomputed(z_MF, lambda: self.kernels.weigh(self.activated(up_MF.detach()), weight_M.detach()))
@@ -132,8 +133,16 @@ class _Up(torch.autograd.Function):
     """Forward: bring tokens, sort, multiply. Backward: multiply, take back."""
 
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, weight_EFD: Tensor, bias_EF: Tensor | None, layer: Experts, way: Way) -> Tensor:
-        x_AD = way.bring(x_ND)
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_EFD: Tensor,
+        bias_EF: Tensor | None,
+        layer: Experts,
+        way: Way,
+        brought: Pending | None,
+    ) -> Tensor:
+        x_AD = way.bring(x_ND) if brought is None else brought.wait()
         ctx.save_for_backward(x_AD if way.keeps else x_ND, weight_EFD)
         ctx.layer, ctx.way, ctx.bias = layer, way, bias_EF is not None
         y_MF: Tensor = layer.kernels.grouped_product(x_AD[way.slots.token_M], weight_EFD, way.slots.end_E)
@@ -149,7 +158,7 @@ class _Up(torch.autograd.Function):
         dx_ND = way.take_back(dx_MD, layer.kernels)
         dweight = _weight_gradient(layer, "up", dy_MF, lambda: x_AD[slots.token_M], slots)
         dbias = _bias_gradient(layer, "up_bias", dy_MF, None, slots) if ctx.bias else None
-        return dx_ND, dweight, dbias, None, None
+        return dx_ND, dweight, dbias, None, None, None
 
 
 class _Down(torch.autograd.Function):
@@ -284,9 +293,13 @@ class MoE(nn.Module):
         """(what the experts add, the router's losses)."""
         routing = self.router(x_ND, rows)
         way = self.experts.way(routing.expert_NK, all_computed=routing.dropless, fixed=rows.measured)
-        # Before the shared expert, whose gradient is then added first, whichever is computed first.
-        routed_ND = x_ND.view_as(x_ND) if way.waits else x_ND
-        shared_ND = self._shared(x_ND, recompute=recompute) if way.waits else None
+        brought = None
+        if self.shared is not None and not way.waits:
+            with torch.no_grad():
+                brought = way.finish().start_bringing(x_ND)
+        # Before the shared expert, whose gradient is then added first, although it is computed first.
+        routed_ND = x_ND.view_as(x_ND)
+        shared_ND = None if self.shared is None else self._shared(self.shared, x_ND, recompute=recompute)
         out_ND = self.experts(
             routed_ND,
             routing.expert_NK,
@@ -294,16 +307,13 @@ class MoE(nn.Module):
             all_computed=routing.dropless,
             recompute=recompute,
             way=way,
+            brought=brought,
         )
-        if self.shared is not None:
-            out_ND = out_ND + (self._shared(x_ND, recompute=recompute) if shared_ND is None else shared_ND)
-        return out_ND, routing.losses
+        return out_ND if shared_ND is None else out_ND + shared_ND, routing.losses
 
-    def _shared(self, x_ND: Tensor, *, recompute: bool) -> Tensor | None:
-        """What the expert of every token adds; None: there is none."""
-        if self.shared is None:
-            return None
-        shared_ND: Tensor = self.shared(x_ND, recompute=recompute)
+    def _shared(self, shared: MLP, x_ND: Tensor, *, recompute: bool) -> Tensor:
+        """What the expert of every token adds, computed while tokens travel, or the host waits for their numbers."""
+        shared_ND: Tensor = shared(x_ND, recompute=recompute)
         return shared_ND if self.shared_gate is None else (shared_ND * self.shared_gate(x_ND)).to(x_ND.dtype)
 
 

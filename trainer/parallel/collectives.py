@@ -107,6 +107,14 @@ def all_to_all(x: Tensor, *, send: Sequence[int], receive: Sequence[int], group:
     return out
 
 
+def start_all_to_all(x: Tensor, *, send: Sequence[int], receive: Sequence[int], group: Group) -> Pending:
+    """Start `all_to_all`; x must not change until `wait`."""
+    if group.size == 1:
+        return Pending(x)
+    out, sizes = x.new_empty(sum(receive)), (list(receive), list(send))
+    return Pending(out, dist.all_to_all_single(out, x.contiguous(), *sizes, group=group.group, async_op=True))
+
+
 def exchange(x: Tensor, *, peer: int, group: Group) -> Tensor:
     """What the peer in the group gives to its own call; the other ranks take no part."""
     out = torch.empty_like(x)
