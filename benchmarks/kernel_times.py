@@ -3,17 +3,19 @@
     python benchmarks/kernel_times.py
 
 For each key of the section [kernels] the implementations that this machine has, at the sizes of a Llama with 2,048
-features and 8,192 tokens; then a linear layer's products in bf16 and in FP8. A time is the median of 20 readings
-by events, after warm-up, over inputs that are larger than the GPU's cache; the first column is what importing and
-testing the library took.
+features and 8,192 tokens; then the gradients of experts' weights, and a linear layer's products in bf16 and in FP8. A
+time is the median of 20 readings by events, after warm-up, over inputs that are larger than the GPU's cache; the first
+column is what importing and testing the library took.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mdata import UsageError
 from trainer.config.sections import KernelsSection
+from trainer.kernels import gpu
 from trainer.kernels.float8 import E4M3, E5M2, Operand, Scaling
 from trainer.kernels.plain import AdamConstants, AdamState, add_product
 from trainer.kernels.table import Kernels, choose_kernels, float8_kernels
@@ -38,6 +41,13 @@ NAMES = {
     "attention": ("auto", "transformer_engine"),
     "optimizer": ("compiled", "apex"),
     "weight_gradient": ("auto", "apex"),
+}
+# Experts, inputs, outputs and rows of 8,192 tokens: of Qwen3-30B-A3B, and of eight larger ones.
+EXPERTS = {
+    "128 experts' up": (128, 2048, 1536, 65536),
+    "128 experts' down": (128, 768, 2048, 65536),
+    "8 experts' up": (8, 2048, 11264, 16384),
+    "8 experts' down": (8, 5632, 2048, 16384),
 }
 LINEARS = {"qkv": (WIDTH, 3072), "out": (WIDTH, WIDTH), "up": (WIDTH, 2 * INNER), "down": (INNER, WIDTH)}
 
@@ -107,6 +117,21 @@ RUNS = {
 }
 
 
+def expert_gradient_lines() -> Iterator[str]:
+    """The gradients of experts' weights, added to fp32: by torch's grouped product and an addition, by our kernel."""
+    for name, (experts, inputs, outputs, rows) in EXPERTS.items():
+        target = torch.zeros(experts, outputs, inputs, device="cuda")
+        dy, x = draw(rows, outputs), draw(rows, inputs)
+        share = torch.rand(experts, device="cuda").add(0.5)  # loads of 0.5 to 1.5 times the mean
+        end_E = (share.cumsum(0) / share.sum() * rows).int()
+        runs: dict[str, Callable[..., None]] = {"torch": gpu.add_with_torch}
+        if gpu.adds_with_triton(target.device):
+            blocks = (gpu.GRADIENT_BLOCK, (128, 128), (64, 256))
+            runs |= {f"Triton {o} x {i}": partial(gpu.add_with_triton, block=(o, i)) for o, i in blocks}
+        calls = {what: partial(run, target, dy, x_MI=x, end_E=end_E) for what, run in runs.items()}
+        yield f"gradients of {name} us: {', '.join(f'{what} {median_us(call):.0f}' for what, call in calls.items())}"
+
+
 def float8_lines() -> Iterator[str]:
     """A linear layer's parts in FP8 beside its products in bf16."""
     start = time.perf_counter()
@@ -153,7 +178,7 @@ def main() -> None:
                 times = ", ".join(f"{what} {median_us(run):.0f}" for what, run in RUNS[group](kernels))
             print(f"{group} {name} ({ready:.1f} s) us: {times}", flush=True)
     with torch.no_grad():
-        for line in float8_lines():
+        for line in itertools.chain(expert_gradient_lines(), float8_lines()):
             print(line, flush=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -146,6 +147,25 @@ def _grouped_case(dtype, end):
     x_MI, dy_MO = (_draw(12, width, dtype=dtype, seed=width) for width in (16, 24))
     weight_EOI, target_EOI = _draw(4, 24, 16, dtype=dtype, seed=5), _draw(4, 24, 16, dtype=torch.float32, seed=6)
     return x_MI, dy_MO, weight_EOI, target_EOI, torch.tensor(end, dtype=torch.int32, device=DEVICE)
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.mark.skipif(not (DEVICE.type == "cuda" or INTERPRETED), reason="needs a GPU")
+@pytest.mark.parametrize("end", [[3, 3, 9, 12], [0, 0, 0, 10], [0, 12, 12, 12], [0, 0, 0, 0], [70, 140, 141, 300]])
+@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16])
+def test_the_kernel_adds_gradients_of_experts_in_fp32(end, target):
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter multiplies bf16 as integers
+    dy_MO, x_MI = _draw(300, 136, dtype=dtype, seed=1), _draw(300, 272, dtype=dtype, seed=2)
+    end_E = torch.tensor(end, dtype=torch.int32, device=DEVICE)
+    for overwrite in (False, True):
+        ours = _draw(4, 136, 272, dtype=target, seed=3)
+        twin = ours.float()
+        gpu.add_with_triton(ours, dy_MO, x_MI=x_MI, end_E=end_E, overwrite=overwrite)
+        plain.add_grouped_product(twin, dy_MO.float(), x_MI=x_MI.float(), end_E=end_E, overwrite=overwrite)
+        limit = 1e-4 if target == torch.float32 else 1e-2
+        torch.testing.assert_close(ours.float(), twin, rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("end", [[3, 3, 9, 12], [0, 0, 0, 10], [0, 12, 12, 12], [0, 0, 0, 0]])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.ranks import run_ranks
+from tests.helpers.ranks import device_type, run_ranks
 from trainer.kernels.table import PLAIN
 from trainer.layers.base import Parallel
 from trainer.layers.dispatch import Dispatch
@@ -57,9 +57,11 @@ def _passes(context, load: str, way: str) -> dict[str, Tensor]:
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(EXPERTS, *parameter.shape[1:])[mine])
+    layer.to(device_type())
     expert_NK = _choices(load)
     tokens = (torch.randn(TOKENS, WIDTH), torch.rand(TOKENS, TOP_K), torch.randn(TOKENS, WIDTH), expert_NK)
-    x, weight, dout, expert_NK = (each.unflatten(0, (ranks, -1))[context.rank].clone() for each in tokens)
+    parts = (each.unflatten(0, (ranks, -1))[context.rank].clone() for each in tokens)
+    x, weight, dout, expert_NK = (part.to(device_type()) for part in parts)
     weight = torch.where(expert_NK < EXPERTS, weight, 0.0)
     for each in (x, weight):
         each.requires_grad_()
@@ -70,7 +72,8 @@ def _passes(context, load: str, way: str) -> dict[str, Tensor]:
     gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
     if dispatch.overflow is not None:
         gradients["overflow"] = dispatch.overflow
-    return {"out": out.detach(), "dx": x.grad, "dweight": weight.grad, **gradients}
+    found = {"out": out.detach(), "dx": x.grad, "dweight": weight.grad, **gradients}
+    return {name: value.cpu() for name, value in found.items()}
 
 
 @pytest.fixture(scope="module")
