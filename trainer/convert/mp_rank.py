@@ -388,10 +388,7 @@ def _load(folder: Path) -> _Ranks:
             if (where := (id(x.storage), x.offset, x.shape)) not in seen:
                 seen.add(where)
                 parameters[name] = x
-        has_experts = any(".mlp.experts." in name for name in parameters)
-        moments.append(named_moments(None if has_experts else state.get("optimizer"), parameters))
-        if has_experts and state.get("optimizer") and len(moments) == 1:
-            moments[0] = moments[0]._replace(lacking="Megatron-LM keeps that of experts apart")
+        moments.append(named_moments(state.get("optimizer"), parameters))
         chunks += here
     return _Ranks(chunks, trainings, moments)
 

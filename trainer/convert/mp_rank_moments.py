@@ -3,7 +3,8 @@
 Parameters are numbered group by group, and within a group in the order in which the modules registered them, which is
 that of the model's tensors in the same file. A group is of what decays (matrices) or of what does not (vectors). Where
 the groups, their sizes and every shape agree with that, numbers have names; else nothing is read and the reason is
-told. A distributed optimizer keeps its moments in a file of its own, which is not read. Pure.
+told. A distributed optimizer keeps its moments in a file of its own, which is not read. Where ranks share experts there
+are two optimizers in a list, and the second one has the experts. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from trainer.convert.torch_file import StoredTensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_BUFFERS = (".router.expert_bias", ".router.local_tokens_per_expert")  # tensors of a model that no optimizer has
 _MAIN = "fp32_from_fp16_params"
 
 
@@ -37,6 +39,25 @@ def named_moments(optimizer: Any, parameters: Mapping[str, StoredTensor]) -> Nam
     """
     if not optimizer:
         return NamedMoments({})
+    parameters = {name: tensor for name, tensor in parameters.items() if not name.endswith(_BUFFERS)}
+    experts = {name: tensor for name, tensor in parameters.items() if ".mlp.experts." in name}
+    if isinstance(optimizer, list) and len(optimizer) == 2 and experts:
+        others = {name: tensor for name, tensor in parameters.items() if name not in experts}
+        return _joined(named_moments(optimizer[0], others), _of_one(optimizer[1], experts))
+    return _of_one(optimizer, parameters)
+
+
+def _joined(first: NamedMoments, second: NamedMoments) -> NamedMoments:
+    """Those of two optimizers."""
+    if lacking := first.lacking or second.lacking:
+        return NamedMoments({}, lacking)
+    if first.states.keys() != second.states.keys():
+        return NamedMoments({}, "that of experts has not what that of the other parameters has")
+    return NamedMoments({kind: {**tensors, **second.states[kind]} for kind, tensors in first.states.items()})
+
+
+def _of_one(optimizer: Any, parameters: Mapping[str, StoredTensor]) -> NamedMoments:
+    """Those of one optimizer."""
     inner = optimizer.get("optimizer", optimizer) if isinstance(optimizer, dict) else None
     if not isinstance(inner, dict) or not isinstance(groups := inner.get("param_groups"), list):
         return NamedMoments({}, "it is not that of one Adam")

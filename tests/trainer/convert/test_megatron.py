@@ -178,6 +178,7 @@ def test_mp_rank_folders_there_and_back(kind, tp, pp, oracles, tmp_path):
 def relabeled(model, state):
     """A model whose weights are the moments of another."""
     whole = everything(model.source, f"{state}/")
+    whole |= everything(model.source, "buffer/")
     return replace(model, source=Held({name.replace(f"{state}/", "weight/", 1): x for name, x in whole.items()}))
 
 
@@ -200,22 +201,26 @@ def classic(folder, target, *, tp, pp, half=False):
         }
         whole = load_torch(path)
         names = [name for name, tensor in whole["model"].items() if tensor is not None]
-        ordered = [[name for name in names if (whole["model"][name].dim() > 1) == matrix] for matrix in (True, False)]
-        numbers = {name: i for i, name in enumerate(itertools.chain(*ordered))}
-        inner = {
-            "state": {
-                i: {"step": torch.tensor(3.0), **{kind: held[kind][name] for kind in ("exp_avg", "exp_avg_sq")}}
-                for name, i in numbers.items()
-            },
-            "param_groups": [
-                {"params": [numbers[name] for name in group], "wd_mult": mult, "weight_decay": 0.1 * mult}
-                for mult, group in zip((1.0, 0.0), ordered, strict=True)
-            ],
-        }
+        inner, ordered = numbered({name: whole["model"][name] for name in names}, held)
         mains = [[held["main"][name] for name in group] for group in ordered]
         whole["optimizer"] = {"optimizer": inner, "fp32_from_fp16_params": mains} if half else inner
         replaced(whole, path)
     return target
+
+
+def numbered(model, held):
+    """(the state of an Adam of these parameters, their names by group)."""
+    ordered = [[name for name, tensor in model.items() if (tensor.dim() > 1) == matrix] for matrix in (True, False)]
+    numbers = {name: i for i, name in enumerate(itertools.chain(*ordered))}
+    state = {
+        i: {"step": torch.tensor(3.0), **{kind: held[kind][name] for kind in ("exp_avg", "exp_avg_sq")}}
+        for name, i in numbers.items()
+    }
+    groups = [
+        {"params": [numbers[name] for name in group], "wd_mult": mult, "weight_decay": 0.1 * mult}
+        for mult, group in zip((1.0, 0.0), ordered, strict=True)
+    ]
+    return {"state": state, "param_groups": groups}, ordered
 
 
 def replaced(state, path):
@@ -810,3 +815,45 @@ def test_files_of_ranks_that_share_experts_are_read(tmp_path):
     write(0, etp=2)
     with pytest.raises(UsageError, match="experts that are cut otherwise than layers"):
         open_model(tmp_path / "classic")
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_the_moments_of_experts_in_classic_folders_are_read(ep, tmp_path):
+    """Where ranks share experts, these have an optimizer of their own."""
+    (folder,) = run_ranks(_trained_experts, 1, tmp_path / "run", EXPERTS, "swiglu")
+    ours = open_model(folder)
+    held, local = {}, re.compile(r"(.*local_experts\.)(\d)(\..*)")
+    for state in STATES:
+        target = tmp_path / state
+        write_mp_rank(target, relabeled(ours, state), dtype=torch.float32, tp=1, pp=1, report=lambda n: None)
+        held[state] = load_torch(target / "iter_0000002/mp_rank_00" / FILE)
+    whole, target = held["weight"], tmp_path / "weight"
+    shutil.rmtree(target / "iter_0000002/mp_rank_00")
+    for place in range(ep):
+        parts = {state: _of_place(files["model"], local, place, ep) for state, files in held.items()}
+        trained = {name: x for name, x in parts["weight"].items() if x is not None and not name.endswith("expert_bias")}
+        experts = {name: x for name, x in trained.items() if local.fullmatch(name)}
+        others = {name: x for name, x in trained.items() if name not in experts}
+        adams = [numbered(each, parts)[0] for each in ([trained] if ep == 1 else [others, experts])]
+        args = argparse.Namespace(**vars(whole["args"]), expert_model_parallel_size=ep, expert_tensor_parallel_size=1)
+        path = target / "iter_0000002" / ("mp_rank_00" if ep == 1 else f"mp_rank_00_00{place}") / FILE
+        path.parent.mkdir()
+        optimizer = adams[0] if ep == 1 else adams
+        torch.save({**whole, "args": args, "model": parts["weight"], "optimizer": optimizer}, path)
+    found, expected = open_model(target), everything(ours.source)
+    assert {*found.states} == {*STATES, "buffer"} and not found.notes
+    found = everything(found.source)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def _of_place(model, local, place, ep):
+    """The tensors of a rank; its experts are numbered from 0 on."""
+    out = {}
+    for name, x in model.items():
+        match, each = local.fullmatch(name), 4 // ep
+        if match is None:
+            out[name] = x
+        elif int(match[2]) // each == place:
+            out[f"{match[1]}{int(match[2]) % each}{match[3]}"] = x
+    return out
