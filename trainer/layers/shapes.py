@@ -164,6 +164,7 @@ class MoEShape:
         weight_scale: factor of the weights of chosen experts.
         groups, groups_per_token: 1: all experts are one group.
         capacity_factor: 0: no slot is dropped.
+        dispatch, buffer: mesh.expert_dispatch and mesh.expert_buffer; 0: not set.
     """
 
     num_experts: int
@@ -187,12 +188,16 @@ class MoEShape:
     drop: Literal["weight", "position"] = "weight"
     shared_ffn_hidden_size: int = 0
     shared_gate: bool = False
+    dispatch: Literal["auto", "gather", "all_to_all"] = "auto"
+    buffer: float = 0.0
 
     def is_gathered(self, ep: int) -> bool:
-        """Whether ep ranks gather all tokens unless told otherwise: where that moves half of an all-to-all, or ep is 2.
+        """Whether ep ranks gather all tokens; by default where that moves half of an all-to-all, or ep is 2.
 
         It moves ep - 1 times the tokens, an all-to-all top_k (ep - 1) / ep times; but it has rows for the largest load.
         """
+        if self.dispatch != "auto":
+            return self.dispatch == "gather"
         return ep <= max(2, self.top_k // 2)
 
     def has_experts(self, number: int) -> bool:

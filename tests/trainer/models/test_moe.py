@@ -479,16 +479,25 @@ def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):
     assert result.matched.collectives and result.num_runs < ranks
 
 
-@pytest.mark.parametrize("mode", ["none", "selective"])
-def test_what_experts_keep_for_backward_is_what_a_plan_says(mode):
+@pytest.mark.parametrize(
+    ("mode", "ranks", "mesh"),
+    [
+        ("none", 1, {}),
+        ("selective", 1, {}),
+        ("none", 2, {"ep": 2, **SENT, "expert_buffer": 1.25}),
+        pytest.param("selective", 2, {"ep": 2}, marks=SOAK),
+    ],
+)
+def test_what_experts_keep_for_backward_is_what_a_plan_says(mode, ranks, mesh):
     moe = replace(SIMPLE, shared_ffn_hidden_size=64, shared_gate=True)
-    config = replace(_config(moe, dtype="fp32"), recompute=RecomputeSection(mode=mode))
-    config = replace(config, train=replace(config.train, micro_batch=4))
-    (held,) = run_ranks(kept_bytes, 1, config)
-    shape = family_of(config).shape(config, 256)
+    config = replace(_config(moe, dtype="fp32", **mesh), recompute=RecomputeSection(mode=mode))
+    config = replace(config, train=replace(config.train, micro_batch=4, global_batch=4 * ranks))
+    held, *_ = run_ranks(kept_bytes, ranks, config)
+    shape, place = family_of(config).shape(config, 256), Place(ep_size=ranks)
     tokens = 4 * config.train.sequence_length
-    block = block_bytes(shape, Place(), tokens=tokens, element=4, recompute=config.recompute, experts=True)
-    assert 4 * block == pytest.approx(held, rel=0.015)
+    block = block_bytes(shape, place, tokens=tokens, element=4, recompute=config.recompute, experts=True)
+    # Where tokens are sent, fewer index tensors are kept than counted, which matters with 32 features only.
+    assert 4 * block == pytest.approx(held, rel=0.015 if ranks == 1 else 0.07)
 
 
 @SOAK

@@ -242,7 +242,10 @@ def _sent_to_experts(shape: GPTShape, place: Place, *, runs: int, blocks: int) -
     gathered = ep - 1.0
     if moe.is_gathered(ep):
         return tokens * shape.hidden_size * gathered * (2 * runs + 3 * blocks)
-    return tokens * shape.hidden_size * moe.top_k * gathered / ep * (2 * runs + 2 * blocks)
+    buffer = moe.buffer or 1.0
+    out = min(1.0, buffer * moe.top_k / ep) if moe.buffer else 1 - (1 - 1 / ep) ** moe.top_k  # once for each rank
+    back = buffer * moe.top_k / ep
+    return tokens * shape.hidden_size * gathered * (out + back) * (runs + blocks)
 
 
 def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:

@@ -4,7 +4,7 @@ Counts what the layers of this package save: the inputs of linear layers (under 
 tokens), sums and statistics of norms, heads as attention reads them with its output and the log of each softmax's sum,
 and inputs and outputs of the nonlinearity. Scores, which the plain implementation of attention options keeps, are not
 counted. Within 1.5 % of what an H200 held (docs/design/one-gpu.md). A rank to which tokens are sent for its experts is
-taken to compute IMBALANCE times its equal share of them. Pure, no torch.
+taken to compute IMBALANCE times its equal share of them, or has buffers of the size that is set. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ def block_bytes(
         inner = rows * (moe.ffn_hidden_size // place.expert_tp[1]) // tokens + moe.shared_ffn_hidden_size // tp
         # Logits, scores and their shares in fp32; of slots their weights, places, and whose they are.
         routing = mine * 4 * moe.num_experts * wide + rows * (2 * wide + 5 * 8)
-        if not moe.is_gathered(place.ep_size):  # received tokens
-            routing += round(IMBALANCE * _shared_tokens(place, tokens) * moe.top_k) * shape.hidden_size * element
+        if not moe.is_gathered(place.ep_size):  # received tokens: one for each rank that has experts of it
+            received = min(rows, place.ep_size * _shared_tokens(place, tokens))
+            routing += received * shape.hidden_size * element
         routing += mine * shape.hidden_size * element if moe.shared_gate else 0
     sums = mine * shape.hidden_size * (shape.kept_sums + shape.out_norms)
     inside = tokens * inner * (2 if shape.gated else 1)
@@ -148,7 +149,8 @@ def expert_rows(moe: MoEShape, place: Place, tokens: int) -> int:
     if place.ep_size == 1:
         return shared * moe.top_k
     if not moe.is_gathered(place.ep_size):
-        return round(IMBALANCE * shared * moe.top_k)
+        most = moe.num_experts // place.ep_size  # slots of a token for one rank
+        return round(shared * min(place.ep_size * min(moe.top_k, most), (moe.buffer or IMBALANCE) * moe.top_k))
     return shared * place.ep_size * min(moe.top_k, moe.num_experts // place.ep_size)
 
 

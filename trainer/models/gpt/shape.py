@@ -53,7 +53,7 @@ _OF_SCALING = {
 }
 _SCALING_KEYS = {key for keys in _OF_SCALING.values() for key in keys}
 # Keys of [model.moe] that training has, and that leave the function as it is.
-_MOE_TRAINING = ("expert_bias_rate", "balance", "balance_factor", "z_loss_factor")
+_MOE_TRAINING = ("expert_bias_rate", "balance", "balance_factor", "z_loss_factor", "dispatch", "buffer")
 _MOST_LISTED = 1024  # experts of all layers whose loads a line of metrics.jsonl lists
 Kind = Literal["full", "window", "full experts", "window experts"]  # of a block: what it attends to, and its MLP
 VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
@@ -219,7 +219,7 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
         mtp_factor=model.mtp.loss_factor if model.mtp else 0.0,
         tie_embeddings=model.tie_embeddings,
         init_std=model.init_std,
-        moe=_moe_shape(model.moe, ffn_hidden_size(config)) if model.moe else None,
+        moe=_moe_shape(model.moe, config) if model.moe else None,
         lora=_lora_shape(model),
     )
 
@@ -232,12 +232,12 @@ def _lora_shape(model: ModelSection) -> LoRAShape | None:
     return LoRAShape(rank=lora.rank, scale=lora.scale, targets=targets)
 
 
-def _moe_shape(moe: MoESection, ffn_hidden_size: int) -> MoEShape:
+def _moe_shape(moe: MoESection, config: RunConfig) -> MoEShape:
     groups = moe.groups or 1
     return MoEShape(
         num_experts=moe.num_experts,
         top_k=moe.top_k,
-        ffn_hidden_size=moe.ffn_hidden_size or ffn_hidden_size,
+        ffn_hidden_size=moe.ffn_hidden_size or ffn_hidden_size(config),
         interval=moe.interval,
         layers=moe.layers,
         score=moe.score,
@@ -256,6 +256,8 @@ def _moe_shape(moe: MoESection, ffn_hidden_size: int) -> MoEShape:
         drop=moe.drop,
         shared_ffn_hidden_size=moe.shared_ffn_hidden_size or 0,
         shared_gate=moe.shared_gate,
+        dispatch=config.mesh.expert_dispatch,
+        buffer=config.mesh.expert_buffer or 0.0,
     )
 
 
@@ -347,7 +349,7 @@ def exchanges_tokens(config: RunConfig) -> bool:
     moe, mesh = config.model.moe, config.mesh
     if moe is None or mesh.ep == 1 or mesh.expert_dispatch != "auto":
         return mesh.expert_dispatch == "all_to_all"
-    shape = _moe_shape(moe, ffn_hidden_size(config))
+    shape = _moe_shape(moe, config)
     return not shape.is_gathered(mesh.ep) and (mesh.expert_buffer is not None or config.kernels.cuda_graphs != "on")
 
 
