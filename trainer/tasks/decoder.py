@@ -73,12 +73,6 @@ class Decoder:
         states = {block: state for block, state in every.items() if state.per == "token"}
         of_rows = {block: state for block, state in every.items() if state.per == "row"}
         self.restart = min((state.restart or model.context for state in states.values()), default=model.context)
-        if model.start is not None and model.world.groups["pp"].size > 1:
-            raise UsageError(
-                f"{model.name} has an encoder, and generates on ranks that each have all of its layers",
-                found=f"--pp {model.world.groups['pp'].size}",
-                fix="--tp in its place",
-            )
         lasts = self._lasts(states)
         like = next(model.module.parameters())
         page_bytes = dict.fromkeys(lasts, 0)
@@ -139,7 +133,9 @@ class Decoder:
     def read(self, slot: int, tokens: Sequence[int]) -> None:
         """Let the encoder read the text of a row, before its first tokens."""
         with out_of_memory_in("reading a text", fix="shorter texts, or fewer rows at a time"):
-            kept = self.model.module.read(self.moved(np.array(tokens, dtype=np.int64)))
+            batch = self.model.module.text(self.moved(np.array(tokens, dtype=np.int64)))
+            kept, given = self.model.module.read(self._received(batch), batch)
+            self._send(given)
             for block, tensors in kept.items():
                 for name, values in tensors.items():
                     self._read[block][name][slot, : len(tokens)] = values
@@ -333,16 +329,25 @@ class Decoder:
                 positions_BS=position_N[None],
                 step=PagedStep(pages, model.context, read, states),
             )
-            pp, links = model.world.groups["pp"], model.world.links
-            received = model.module.received(batch)
-            for buffer in received:
-                start_receive_(buffer, links[pp.rank - 1, pp.rank]).wait()
+            received, pp = self._received(batch), model.world.groups["pp"]
             if pp.rank + 1 == pp.size:
                 logits: Tensor = model.module.next_logits(received, batch, at_M)
                 return logits
-            for tensor in model.module(received, batch):
-                start_send(tensor.contiguous(), links[pp.rank, pp.rank + 1]).wait()
+            self._send(model.module(received, batch))
             return None
+
+    def _received(self, batch: Microbatch) -> tuple[Tensor, ...]:
+        """What the previous stage sends."""
+        pp, received = self.model.world.groups["pp"], tuple(self.model.module.received(batch))
+        for buffer in received:
+            start_receive_(buffer, self.model.world.links[pp.rank - 1, pp.rank]).wait()
+        return received
+
+    def _send(self, tensors: Sequence[Tensor]) -> None:
+        """Send to the next stage."""
+        pp = self.model.world.groups["pp"]
+        for tensor in tensors:
+            start_send(tensor.contiguous(), self.model.world.links[pp.rank, pp.rank + 1]).wait()
 
     @functools.cached_property
     def lane(self) -> CudaLane:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
 from mdata import UsageError
+from tests.helpers.ranks import run_ranks
 from tests.trainer.convert import hf_models
+from trainer.parallel.mesh import Mesh
 from trainer.tasks.engine import Engine, Token
 from trainer.tasks.engine import Request as EngineRequest
 from trainer.tasks.generate import Request, continue_rows, search_beams
@@ -67,6 +70,33 @@ def test_a_preempted_row_reads_its_text_again(pair: tuple[Model, Any]) -> None:
             engine.add(EngineRequest(str(number), text, rules, NEW))
         found.append(_run(engine))
     assert found[0] == found[1] and all(len(row) == NEW for row in found[0].values())
+
+
+def _on_ranks(context: Any, path: str, mesh: dict[str, int]) -> tuple[list[list[int]], list[list[int]]]:
+    """Greedy rows beside each other, and beams."""
+    model = Model.load(path, world=context.join(Mesh(context.world, **mesh)))
+    rules = Sampling(temperature=0.0, max_tokens=NEW)
+    answers = continue_rows(model, [Request(ids=tuple(text), rules=rules) for text in TEXTS], batch_size=3)
+    beams = search_beams(model, TEXTS[0], width=2, max_tokens=5, count=2)
+    return [list(answer.tokens) for answer in answers], [list(beam.tokens) for beam in beams]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("t5", {"pp": 2}),
+        *(
+            pytest.param(name, mesh, marks=pytest.mark.soak)
+            for name, mesh in (("mt5", {"pp": 2}), ("t5", {"pp": 3}), ("t5", {"pp": 4}), ("t5", {"tp": 2, "pp": 2}))
+        ),
+    ],
+)
+def test_stages_write_what_one_rank_writes(name: str, mesh: dict[str, int], tmp_path: Any) -> None:
+    pytest.importorskip("transformers")
+    folder = str(hf_models.save(name, tmp_path / "model"))
+    (alone,) = run_ranks(_on_ranks, 1, folder, {})
+    for found in run_ranks(_on_ranks, math.prod(mesh.values()), folder, mesh):
+        assert found == alone
 
 
 def test_what_an_encoder_cannot_read_is_refused(pair: tuple[Model, Any]) -> None:

@@ -120,11 +120,15 @@ class T5(GPT):
             self.decoder_bias = RelativeBias(shape.relative_buckets, heads)
         if shape.encoder_layers - 1 in blocks:
             self.encoder_norm = make_norm(shape, self.kernels)
+        self._step_tables: Tensors = ()  # of the decoder, for steps of generation
         if shape.head_bias and place.is_last:
             self.head_bias = VocabularyBias(shape.padded_vocab_size // self.parallel.tp.size)
 
     def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
         """See `GPT.forward`."""
+        if batch.step is not None:
+            x_ND, branch_ND = self._step(received, batch)
+            return (x_ND if branch_ND is None else x_ND + branch_ND,)
         x_ND, branch_ND, beside = self._through(received, batch)
         if not self.place.is_last:
             x_ND = x_ND.view_as(x_ND) if branch_ND is None else x_ND + branch_ND
@@ -151,7 +155,7 @@ class T5(GPT):
 
     def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
         if batch.step is not None:
-            return self._step(batch)
+            return self._step(received, batch)
         x_ND, branch_ND, _ = self._through(received, batch)
         return x_ND, branch_ND
 
@@ -280,32 +284,43 @@ class T5(GPT):
         kind_of = kinds(self.shape)
         return ((i, decode_state(self.shape, kind_of[i])) for i in self.place.blocks(self.shape.num_layers))
 
-    def read(self, tokens_T: Tensor) -> dict[int, dict[str, Tensor]]:
-        """What the blocks of the decoder keep of a text that the encoder reads: block -> name -> [T, H, K]."""
+    def text(self, tokens_T: Tensor) -> Microbatch:
+        """A text for `read`; the decoder's tokens have no effect."""
         lengths_B = torch.tensor([len(tokens_T)], dtype=torch.int32, device=tokens_T.device)
-        batch = replace(only_tokens(tokens_T[None]), encoder=EncoderTokens(tokens_T[None], lengths_B))
-        rows = self._rows(batch)
-        x_MD, x_ND, *tables = self._enter_both(batch, rows)
-        biases = self._biases(tables[:1], rows.encoder, both=True)
-        rows = rows._replace(encoder=self._with_mask(rows.encoder, "encoder", biases, x_MD.dtype))
-        blocks = range(self.shape.encoder_layers)
-        x_MD, branch_MD, *_ = self._encode(rows, blocks, x_MD, None, x_ND, *biases, *tables)
-        _, output_MD = self.encoder_norm(x_MD, branch_MD)
-        read_MD, kept = share(output_MD, self.parallel), {}
-        for number in range(self.shape.encoder_layers, self.shape.num_layers):
+        return replace(only_tokens(tokens_T[None]), encoder=EncoderTokens(tokens_T[None], lengths_B))
+
+    def read(self, received: Tensors, batch: Microbatch) -> tuple[dict[int, dict[str, Tensor]], Tensors]:
+        """What the blocks of the decoder keep of a text that the encoder reads, and what the next stage gets.
+
+        Returns:
+            block -> name -> [T, H, K]; and the tensors.
+        """
+        rows, blocks, first = self._rows(batch), self.place.blocks(self.shape.num_layers), self.shape.encoder_layers
+        x_MD, beside_ND, *tables = received or self._enter_both(batch, rows)
+        if blocks.start < first:
+            biases = self._biases(tables[:1], rows.encoder, both=True)
+            rows = rows._replace(encoder=self._with_mask(rows.encoder, "encoder", biases, x_MD.dtype))
+            mine = range(blocks.start, min(blocks.stop, first))
+            x_MD, branch_MD, *_ = self._encode(rows, mine, x_MD, None, beside_ND, *biases, *tables)
+            if blocks.stop < first:
+                return {}, (x_MD if branch_MD is None else x_MD + branch_MD, beside_ND, *tables)
+            # From here on the decoder's stream comes first, and the encoder's output is beside it.
+            x_MD, beside_ND, tables = beside_ND, self.encoder_norm(x_MD, branch_MD)[1], tables[1:]
+        self._step_tables, read_MD, kept = tuple(tables), share(beside_ND, self.parallel), {}
+        for number in range(max(blocks.start, first), blocks.stop):
             keys = cast(T5Block, self.blocks[str(number)]).cross.keys(read_MD, rows.cross)
             kept[number] = dict(zip(("key", "value"), (x[0] for x in keys), strict=True))
-        return kept
+        return kept, () if self.place.is_last else (x_MD, beside_ND, *tables)
 
-    def _step(self, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
+    def _step(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
         """A step of generation: new tokens of the decoder, for rows whose texts the encoder has read."""
-        context, step = self._context(batch), batch.step
+        context, step, blocks = self._context(batch), batch.step, self.place.blocks(self.shape.num_layers)
         assert step is not None and step.read is not None, "called for rows whose texts are read"
-        if self.shape.is_relative:
-            far_HD = far_biases(self.decoder_bias(), longest=self.shape.relative_distance)
+        x_ND, branch_ND = received[0] if received else self._embedded(batch), None
+        if self.shape.is_relative and blocks.stop > self.shape.encoder_layers:
+            far_HD = far_biases(*self._step_tables, longest=self.shape.relative_distance)
             context = context._replace(sequences=replace(context.sequences, far_HD=far_HD))
-        x_ND, branch_ND = self._embedded(batch), None
-        for number in range(self.shape.encoder_layers, self.shape.num_layers):
+        for number in range(max(blocks.start, self.shape.encoder_layers), blocks.stop):
             block, own, read = cast(T5Block, self.blocks[str(number)]), context.of_block(number), step.read
             x_ND, branch_ND = block.attend(x_ND, branch_ND, own)
             x_ND, y_ND = entered(block.cross_norm, x_ND, branch_ND)
@@ -325,7 +340,9 @@ class T5(GPT):
         return logits_NV + as_input(self.head_bias, "bias").to(logits_NV.dtype) if self.shape.head_bias else logits_NV
 
     def received(self, batch: Microbatch) -> Tensors:
-        """See `Stage`."""
+        """See `Stage`; in a step of generation the stream alone."""
+        if batch.step is not None:
+            return super().received(batch)
         return () if self.place.is_first else self._at_border(self.place.blocks(self.shape.num_layers).start, batch)
 
     def given(self, batch: Microbatch) -> Tensors:
