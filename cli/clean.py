@@ -30,11 +30,12 @@ import typing
 from typing import Any
 
 from mdata import UsageError
-from mdata.cleaning.clean import clean
+from mdata.cleaning.clean import clean, clean_work
 from mdata.cleaning.languages import LanguageRules
 from mdata.cleaning.openwebtext import TASKS
 from mdata.cleaning.rules import C4Rules, FineWebRules, GopherRules, LengthRules, ParagraphRules, RepetitionRules
 from mdata.cleaning.steps import STEPS, CleanRules
+from mdata.cleaning.text_job import TextJobOptions, TextWork
 from mdata.cleaning.urls import UrlRules
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 
@@ -155,9 +156,15 @@ def rules_of(arguments: argparse.Namespace) -> CleanRules:
     )
 
 
+def work_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, TextWork]:
+    """The options and the work, for `mdata launch`."""
+    options = text_job_of(arguments)
+    return options, clean_work(options, rules_of(arguments))
+
+
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `clean` and print what became of the rows."""
-    rules, options = rules_of(arguments), text_job_of(arguments)
+    options, rules = text_job_of(arguments), rules_of(arguments)
     with console.progress() as progress:
         result = clean(options, rules, progress)
     console.result(text_of(result, rows_only=options.rows_only), facts_of(result))

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 
-from mdata.cleaning.extract import PAGE_FORMATS, ExtractRules, extract
-from mdata.cleaning.text_job import TextJobOptions
+from mdata.cleaning.extract import PAGE_FORMATS, ExtractRules, extract, extract_work
+from mdata.cleaning.text_job import TextJobOptions, TextWork
 
 from .console import Console, Parser
 from .preprocess_options import size
@@ -46,8 +46,7 @@ def add_arguments(parser: Parser) -> None:
     add("--workers", type=int, default=0, metavar="W", help="processes (default: all cores)")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `extract` and print what became of the pages."""
+def _options_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, ExtractRules]:
     options = TextJobOptions(
         input=arguments.input,
         output=arguments.output,
@@ -69,6 +68,18 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         main_content=not arguments.whole_page,
         namespaces=tuple(arguments.namespaces),
     )
+    return options, rules
+
+
+def work_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, TextWork]:
+    """The options and the work, for `mdata launch`."""
+    options, rules = _options_of(arguments)
+    return options, extract_work(options, rules)
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `extract` and print what became of the pages."""
+    options, rules = _options_of(arguments)
     with console.progress() as progress:
         result = extract(options, rules, progress)
     others = f"; {result.filtered:,} of {result.rows:,} records are no pages" if result.filtered else ""

@@ -1,7 +1,8 @@
 r"""Run a command of mdata in parts: on this machine, as Slurm array jobs, or on a Ray cluster.
 
-preprocess is run in parts, which are then merged; dedup in stages, one after the other, each in tasks. Run the same
-command again to start what is missing. State and logs are in PREFIX.job or FOLDER.job; see mdata status, mdata tail.
+preprocess is run in parts, which are then merged; clean and extract in parts; dedup in stages, one after the other,
+each in tasks. Run the same command again to start what is missing. State and logs are in PREFIX.job or FOLDER.job; see
+mdata status, mdata tail.
 
 Examples:
   mdata launch local --parts 8 --at-once 2 -- preprocess --input web.jsonl --output-prefix big \
@@ -15,16 +16,13 @@ from __future__ import annotations
 import argparse
 
 import mdata
-from mdata.launching.job_folder import MERGE, Job, Phase, discard_unstarted, launching, save_job
-from mdata.launching.plan_launch import plan_dedup, plan_launch
+from mdata.launching.job_folder import MERGE, TEXT_JOBS, Job, Phase, discard_unstarted, launching, save_job
+from mdata.launching.plan_launch import plan_dedup, plan_launch, plan_text_job
 from mdata.progress import Progress
 from mdata.util.machine_limits import usable_cores
 
+from . import clean, dedup, extract, preprocess
 from .console import Console, Parser
-from .dedup import add_arguments as add_dedup
-from .dedup import options_of as dedup_options
-from .preprocess import add_arguments as add_preprocess
-from .preprocess import options_of
 
 TAKES_COMMAND = True
 Steps = list[tuple[Phase, list[int]]]
@@ -33,7 +31,9 @@ Steps = list[tuple[Phase, list[int]]]
 def add_arguments(parser: Parser) -> None:
     """The engine and its resources; the command follows after --."""
     add = parser.add_argument
-    parser.usage = f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess|dedup --input PATH ..."
+    parser.usage = (
+        f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess|dedup|clean|extract --input PATH ..."
+    )
     add("engine", choices=("local", "slurm", "ray"), help="what runs the parts")
     add("--parts", type=int, required=True, metavar="N", help="number of parts")
     add("--cpus", type=int, metavar="N", help="CPUs per part (local: all cores / --at-once; otherwise 4)")
@@ -96,24 +96,29 @@ def _launch(arguments: argparse.Namespace, job: Job, steps: Steps, *, progress: 
 def _plan(arguments: argparse.Namespace, progress: Progress) -> Job:
     """The job of the command."""
     words = arguments.command
-    if words[:1] not in (["preprocess"], ["dedup"]):
+    commands = {"preprocess": preprocess, "dedup": dedup, "clean": clean, "extract": extract}
+    command = commands.get(words[0]) if words else None
+    if command is None:
         raise mdata.UsageError(
             f"{' '.join(words[:1]) or 'no command'} cannot be launched",
-            expected="-- preprocess and its options, or -- dedup and its options",
+            expected=f"-- and one of {', '.join(commands)}, with its options",
         )
     parser = Parser(prog=f"mdata {words[0]}")
-    (add_preprocess if words[0] == "preprocess" else add_dedup)(parser)
+    command.add_arguments(parser)
     parser.words = words[1:]
     parsed = parser.parse_intermixed_args(words[1:])
     if words[0] == "dedup":
         if parsed.stage:
             raise mdata.UsageError(f"{parsed.stage} is one stage", expected="all of dedup", fix="leave the stage out")
         return plan_dedup(
-            words, dedup_options(parsed), num_parts=arguments.parts, ranges=arguments.ranges, progress=progress
+            words, dedup.options_of(parsed), num_parts=arguments.parts, ranges=arguments.ranges, progress=progress
         )
+    if words[0] in TEXT_JOBS:
+        job, work = (clean if words[0] == "clean" else extract).work_of(parsed)
+        return plan_text_job(words, job, work, num_parts=arguments.parts, progress=progress)
     if parsed.dry_run:
         raise mdata.UsageError("--dry-run writes nothing, so there are no parts to launch", fix="run it by itself")
-    options = options_of(parsed)[0]
+    options = preprocess.options_of(parsed)[0]
     return plan_launch(words, options, num_parts=arguments.parts, merge=arguments.merge, progress=progress)
 
 
@@ -145,5 +150,5 @@ def _count(job: Job) -> str:
 
 
 def _facts(job: Job, started: list[int]) -> dict[str, object]:
-    merge = {} if job.merge == "none" and job.dedup else {"merge_log": str(job.log(MERGE))}
+    merge = {} if job.merge == "none" and not job.results else {"merge_log": str(job.log(MERGE))}
     return {"job": str(job.folder), "parts": job.num_parts, "started": started, **merge}

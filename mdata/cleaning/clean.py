@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mdata.cleaning.steps import Cleaner, CleanRules
-from mdata.cleaning.text_job import KEEP, Edit, TextBatch, TextJobOptions, TextJobResult, run_text_job
+from mdata.cleaning.text_job import KEEP, Edit, TextBatch, TextJobOptions, TextJobResult, TextWork, run_text_job
 from mdata.errors import UsageError
 from mdata.progress import SILENT, Progress
 
@@ -58,10 +58,19 @@ def clean(options: TextJobOptions, rules: CleanRules, progress: Progress = SILEN
         BadInputError: a bad row, compressed data or parquet is damaged.
         ResourceError: the disk or memory ran out; run again to continue.
     """
+    return run_text_job(options, clean_work(options, rules), progress)
+
+
+def clean_work(options: TextJobOptions, rules: CleanRules) -> TextWork:
+    """What is done with the texts.
+
+    Raises:
+        UsageError: options and rules that do not go together.
+    """
     if options.rows_only and rules.changes_texts:
         changing = ", ".join(step for step in rules.ordered if CleanRules(steps=(step,)).changes_texts)
         raise UsageError(
             f"rows_only writes no texts, and these steps change them: {changing}",
             fix="leave one of the two out",
         )
-    return run_text_job(options, _Clean(rules), progress)
+    return _Clean(rules)

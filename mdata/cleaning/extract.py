@@ -15,7 +15,15 @@ from typing import Any, Literal
 import orjson
 
 from mdata.cleaning.pages import Extracted, HtmlPages, WikiPages
-from mdata.cleaning.text_job import Edit, RecordEdits, TextBatch, TextJobOptions, TextJobResult, run_text_job
+from mdata.cleaning.text_job import (
+    Edit,
+    RecordEdits,
+    RecordWork,
+    TextBatch,
+    TextJobOptions,
+    TextJobResult,
+    run_text_job,
+)
 from mdata.errors import UsageError, install_command
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk
@@ -155,6 +163,15 @@ def extract(
         BadInputError: a file is damaged.
         ResourceError: the disk or memory ran out; run again to continue.
     """
+    return run_text_job(options, extract_work(options, rules), progress)
+
+
+def extract_work(options: TextJobOptions, rules: ExtractRules) -> RecordWork:
+    """What is done with the pages.
+
+    Raises:
+        UsageError: options that do not go together.
+    """
     if options.rows_only or options.where is not None:
         raise UsageError("extract has neither rows_only nor where", fix="give them to `mdata clean`, on its output")
-    return run_text_job(options, _Extract(rules, options.max_record_bytes), progress)
+    return _Extract(rules, options.max_record_bytes)

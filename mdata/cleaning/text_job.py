@@ -36,7 +36,7 @@ from mdata.dedup.row_set import CHUNK, ReadFile, path_of, write_row_set
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.preprocessing.bad_rows import BadRowPolicy
-from mdata.preprocessing.parts import parse_shard, part_name
+from mdata.preprocessing.parts import parse_shard, part_folder, part_name
 from mdata.preprocessing.worker_pool import Pool
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
@@ -440,13 +440,7 @@ def run_text_job(options: TextJobOptions, work: TextWork, progress: Progress = S
         BadInputError: a bad row, compressed data or parquet is damaged.
         ResourceError: the disk or memory ran out; run again to continue.
     """
-    chosen = PathFilter(options.include, options.exclude)
-    formats = work.formats if isinstance(work, RecordWork) else TEXT_FORMATS
-    files: Sequence[SourceFile] = find_inputs(
-        options.inputs, format=options.input_format, filter=chosen, progress=progress, formats=formats
-    ).files
-    if any(file.path == STDIN for file in files):
-        raise UsageError(f"mdata {work.name} cannot read standard input", fix="give files")
+    files = _inputs(options, work, progress)
     if options.shard is not None:
         options, files = _part_of(options, files)
     folder = Path(options.output)
@@ -459,6 +453,33 @@ def run_text_job(options: TextJobOptions, work: TextWork, progress: Progress = S
         with file_lock.hold(folder / LOCK, remove=True, held=held):
             job = _TextJob(options, work, files, folder=folder, progress=progress)
             return job.finished() or job.run()
+
+
+def check_parts(options: TextJobOptions, work: TextWork, count: int, progress: Progress = SILENT) -> int:
+    """The bytes of all inputs of a job in so many parts.
+
+    Raises:
+        UsageError: a part would be refused, or a finished part is of other input or options.
+    """
+    files = _inputs(options, work, progress)
+    for number in range(1, count + 1):
+        part = replace(options, shard=f"{number}/{count}")
+        of_part, sources = _part_of(part, files)
+        folder = Path(of_part.output)
+        if number == 1 or (folder / f"{work.name}.report").exists():
+            _TextJob(of_part, work, sources, folder=folder, progress=progress).report_facts()
+    return sum(file.size_bytes for file in files)
+
+
+def _inputs(options: TextJobOptions, work: TextWork, progress: Progress) -> Sequence[SourceFile]:
+    formats = work.formats if isinstance(work, RecordWork) else TEXT_FORMATS
+    chosen = PathFilter(options.include, options.exclude)
+    files = find_inputs(
+        options.inputs, format=options.input_format, filter=chosen, progress=progress, formats=formats
+    ).files
+    if any(file.path == STDIN for file in files):
+        raise UsageError(f"mdata {work.name} cannot read standard input", fix="give files")
+    return files
 
 
 def _part_of(options: TextJobOptions, files: Sequence[SourceFile]) -> tuple[TextJobOptions, Sequence[SourceFile]]:
@@ -474,7 +495,7 @@ def _part_of(options: TextJobOptions, files: Sequence[SourceFile]) -> tuple[Text
         replace(
             options,
             shard=f"{part.number}/{part.count}",
-            output=Path(options.output) / f"part-{part_name(part)}",
+            output=part_folder(options.output, part),
             removed=of_part(options.removed),
             quarantine=of_part(options.quarantine),
         ),
@@ -516,11 +537,11 @@ class _TextJob:
         self.writes = work.writes and not options.rows_only
         self.names = _output_names(files, _ENDING[options.compression])
 
-    def finished(self) -> TextJobResult | None:
-        """The result, if it is there already; refuses one of another job."""
+    def report_facts(self) -> dict[str, Any] | None:
+        """The report, if the result is there already; refuses one of another job."""
         if not self.report.exists():
             return None
-        facts = json.loads(self.report.read_bytes())
+        facts: dict[str, Any] = json.loads(self.report.read_bytes())
         found = facts.get("made_of", {})
         if differing := [name for name in {**self.made_of, **found} if found.get(name) != self.made_of.get(name)]:
             raise UsageError(
@@ -528,6 +549,13 @@ class _TextJob:
                 found="different " + ", ".join(differing),
                 fix="give another --output, or remove it",
             )
+        return facts
+
+    def finished(self) -> TextJobResult | None:
+        """The result, if it is there already; refuses one of another job."""
+        facts = self.report_facts()
+        if facts is None:
+            return None
         self.progress.note("this result is finished and made of the same input; nothing is left to do")
         shutil.rmtree(self.scratch, ignore_errors=True)
         return TextJobResult(self.folder, **facts["result"])

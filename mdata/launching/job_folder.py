@@ -23,7 +23,7 @@ from typing import Literal
 from mdata.dedup.plan import WORK, done_name, finished_job, text_path
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import is_address, parse_address
-from mdata.preprocessing.parts import part_name, part_prefix
+from mdata.preprocessing.parts import part_folder, part_name, part_prefix
 from mdata.progress import SILENT, Progress
 from mdata.sources.sections import PartNumber
 from mdata.util import atomic_io, file_lock
@@ -33,6 +33,8 @@ MERGE = 0
 """The number under which the merge has a state and a log, beside the parts from 1."""
 SINGLE_TASKS = ("merge", "group")
 """Phases that always have one task."""
+TEXT_JOBS = ("clean", "extract")
+"""Commands that read texts or pages and write texts, each part into a folder of its own."""
 MergeHow = Literal["reference", "copy", "none"]
 
 
@@ -100,7 +102,7 @@ class Job:
     """A command divided into parts.
 
     Attributes:
-        words: of the command line, from "preprocess" on, without --shard.
+        words: of the command line, from "preprocess" or "clean" on, without --shard.
         cwd: where they were given; paths in them start there.
         num_parts: how many parts.
         merge: how the parts are joined.
@@ -203,13 +205,19 @@ class Job:
         return self.folder / "state" / f"{self._called(number)}.json"
 
     def done_parts(self) -> frozenset[int]:
-        """The parts all of whose results are finished, with their pairs there.
+        """The parts that are done.
+
+        Of work on texts, those with a report; otherwise those all of whose results are finished, with their pairs.
 
         Raises:
             UsageError, ResourceError: the results are in storage that gives no access, or no answer.
         """
+        numbers = range(1, self.num_parts + 1)
+        if self.words[0] in TEXT_JOBS:
+            folders = {n: part_folder(self.output_prefix, PartNumber(n, self.num_parts)) for n in numbers}
+            return frozenset(n for n in numbers if self._is_file(f"{folders[n]}/{self.words[0]}.report"))
         is_there = self._stored_names().__contains__ if self.is_stored else self._is_file
-        return frozenset(n for n in range(1, self.num_parts + 1) if all(map(is_there, self._names_of(n))))
+        return frozenset(n for n in numbers if all(map(is_there, self._names_of(n))))
 
     def _names_of(self, number: int) -> list[str]:
         output_prefix = str(parse_address(self.output_prefix)) if self.is_stored else self.output_prefix

@@ -10,6 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+from mdata.cleaning.text_job import TextJobOptions, TextWork, check_parts
 from mdata.dedup.plan import ALL, DedupJob, DedupOptions
 from mdata.errors import UsageError
 from mdata.launching.job_folder import DedupStages, Job, MergeHow
@@ -93,6 +94,34 @@ def plan_dedup(
         results=(),
         input_bytes=sum(file.size_bytes for file in job.files),
         dedup=DedupStages(job.name, options.stages, ranges),
+    )
+
+
+def plan_text_job(
+    words: Sequence[str], options: TextJobOptions, work: TextWork, *, num_parts: int, progress: Progress = SILENT
+) -> Job:
+    """The job that a command on texts makes in so many parts; each has a folder of its own below the output.
+
+    Args:
+        words: of the command line, "clean" or "extract" first.
+        options, work: what they mean.
+        num_parts: how many parts.
+        progress: receives notes on inputs.
+
+    Raises:
+        UsageError: options or inputs that a part could not use, or a part of another job is finished there.
+    """
+    _check_count("parts", num_parts)
+    if options.shard is not None:
+        raise UsageError(f"--shard {options.shard}: the launcher gives each part its number", fix="leave it out")
+    return Job(
+        words=tuple(words),
+        cwd=str(Path.cwd()),
+        num_parts=num_parts,
+        merge="none",
+        output_prefix=str(options.output),
+        results=(),
+        input_bytes=check_parts(options, work, num_parts, progress),
     )
 
 

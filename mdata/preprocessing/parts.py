@@ -76,6 +76,11 @@ def part_prefix(output_prefix: str, part: PartNumber) -> str:
     return f"{output_prefix}-{part_name(part)}"
 
 
+def part_folder(output: str | Path, part: PartNumber) -> Path:
+    """The folder of a part of a job on texts, below that of the job."""
+    return Path(output) / f"part-{part_name(part)}"
+
+
 def check_divisible(options: PreprocessOptions, files: Sequence[SourceFile] = ()) -> None:
     """Refuse options that do not work with parts.
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from dataclasses import replace
@@ -174,6 +175,41 @@ def test_what_would_fail_in_every_task_of_dedup_fails_once(here, capsys, words, 
     assert message in capsys.readouterr().err and not (here / "out").exists()
     assert main(["launch", "local", "--parts", "2", "--", "dedup", "sign", *DEDUP[2:], "out"]) == 2
     assert "sign is one stage" in capsys.readouterr().err
+
+
+CLEAN = ["--", "clean", "--input", "in", "--steps", "length", "--length-min-characters", "9", "--output"]
+
+
+def test_parts_of_clean_are_run_told_and_not_run_twice(here, capsys):
+    assert main(["launch", "local", "--at-once", "2", "--parts", "3", *CLEAN, "cleaned"]) == 0
+    assert "3 of 3 parts were run; all are done" in capsys.readouterr().out
+    assert main(["status", "cleaned"]) == 0
+    assert "3 parts: 3 done" in capsys.readouterr().out
+    assert main([*CLEAN[1:], "whole"]) == 0
+    whole, parts = (sorted((here / name).glob("**/*.jsonl")) for name in ("whole", "cleaned"))
+    found = b"".join(path.read_bytes() for path in parts)
+    assert found == b"".join(path.read_bytes() for path in whole) != b""
+    (here / "cleaned/part-00002-of-00003/clean.report").unlink()
+    assert main(["launch", "local", "--parts", "3", *CLEAN, "cleaned"]) == 0
+    assert "1 of 3 parts were run" in capsys.readouterr().out
+    assert main(["launch", "local", "--parts", "3", *CLEAN, "cleaned"]) == 0
+    assert "nothing is left to do" in capsys.readouterr().out
+    # Without the job's folder, reports tell that the parts are of another job.
+    shutil.rmtree(here / "cleaned.job")
+    assert main(["launch", "local", "--parts", "3", *CLEAN, "cleaned", "--length-min-words", "2"]) == 2
+    assert "cleaned/part-00001-of-00003 holds the result of other input or options" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shard", "1/2"], "the launcher gives each part its number"),
+        (["--rows-only"], "rows_only counts the rows of whole files"),
+    ],
+)
+def test_what_would_fail_in_every_part_of_clean_fails_once(here, capsys, words, message):
+    assert main(["launch", "local", "--parts", "2", *CLEAN, "out", *words]) == 2
+    assert message in capsys.readouterr().err and not (here / "out").exists()
 
 
 class Queue:
