@@ -84,7 +84,7 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
 
 def _add_input(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    formats = ("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "text")
+    formats = ("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text")
     add("--input-format", choices=formats, default="auto", metavar="F", help=f"one of {' '.join(formats)}")
     add_filter(group)
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")

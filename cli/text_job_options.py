@@ -31,7 +31,7 @@ def add_text_job(parser: Parser) -> None:
     add("--include", nargs="+", default=(), metavar="PATTERN", help="read only these files of folders")
     add("--exclude", nargs="+", default=(), metavar="PATTERN", help="do not read these files of folders")
     add("--json-key", default="text", metavar="KEY", help="key or column of the text (default: text)")
-    formats = ("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "text")
+    formats = ("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text")
     add("--input-format", choices=formats, default="auto", metavar="F", help=f"one of {' '.join(formats)}")
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
     add("--where", metavar="FILTER", help="read only rows that match, such as \"lang = 'en' and n > 9\"")

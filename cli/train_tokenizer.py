@@ -44,7 +44,7 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--input-format",
-        choices=("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "text"),
+        choices=("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text"),
         default="auto",
         help="format of the input (default: auto)",
     )

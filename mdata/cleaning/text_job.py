@@ -298,7 +298,7 @@ class _OnChunks:
         if isinstance(self.work, RecordWork):
             return self._edited_records(chunk, data, self.work)
         batch = parse(chunk.source.format, data, spec=self.spec)
-        lines = split_lines(data) if chunk.source.format == "jsonl" else None
+        lines = split_lines(data) if chunk.source.format in ("jsonl", "tar") else None
         rows = list(range(1, batch.rows + 1)) if batch.kept is None else batch.kept
         texts, *others = (column.sentences for column in batch.columns)
 

@@ -58,7 +58,7 @@ def drop(job: DedupJob, task: PartNumber, progress: Progress) -> None:
             raise UsageError(f"{chunk.source.path} has changed since mdata dedup read it", fix="run mdata dedup again")
         first, stop = firsts[chunk.file_number][chunk.number : chunk.number + 2]
         stays = ~removed[chunk.file_number][first:stop]
-        if chunk.source.format == "jsonl":
+        if chunk.source.format in ("jsonl", "tar"):
             lines = [line for line, is_kept in zip(split_lines(data), stays.tolist(), strict=True) if is_kept]
         else:
             batch = parse(chunk.source.format, data, spec=job.spec)

@@ -85,7 +85,7 @@ def _read(job: DedupJob, chunk: Chunk) -> tuple[list[bytes], list[bytes | None]]
     data = read_chunk(chunk, job.spec)
     batch = parse(chunk.source.format, data, spec=job.spec)
     texts = [text.encode() for text in batch.columns[0].sentences]
-    if chunk.source.format != "jsonl":
+    if chunk.source.format not in ("jsonl", "tar"):
         return texts, [None] * len(texts)
     rows = split_lines(data)
     return texts, [rows[number - 1] for number in batch.kept] if batch.kept is not None else list(rows)

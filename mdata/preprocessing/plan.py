@@ -214,7 +214,7 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     from mdata.chat.templates import check_spelling, choose_template
     from mdata.preprocessing.encode_chat import ChatSpec
 
-    other = next((file for file in files if file.format not in ("jsonl", "parquet", "arrow")), None)
+    other = next((file for file in files if file.format not in ("jsonl", "tar", "parquet", "arrow")), None)
     if other is not None:
         expected = "jsonl, parquet or Arrow, for conversations"
         raise UsageError(f"{printable_path(other.path)} is {other.format}", expected=expected)

@@ -90,7 +90,7 @@ class PreprocessOptions:
     tokenizer_options: tuple[tuple[str, Any], ...] = ()
     engine: str = "auto"
     json_keys: tuple[str, ...] = ("text",)
-    input_format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "text"] = "auto"
+    input_format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text"] = "auto"
     text_documents: Literal["file", "paragraph"] = "file"
     text_template: str | None = None
     where: str | None = None

@@ -25,8 +25,8 @@ from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter, SkippedFiles, files_below, is_result
 from mdata.sources.saved_datasets import without_metadata
 
-Format = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "warc", "text", "mediawiki", "html"]
-TEXT_FORMATS: tuple[Format, ...] = ("jsonl", "csv", "tsv", "parquet", "arrow", "warc", "text")
+Format = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text", "mediawiki", "html"]
+TEXT_FORMATS: tuple[Format, ...] = ("jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text")
 """Those that `preprocess` reads; a page of HTML or MediaWiki becomes text by `extract` first."""
 Compression = Literal["none", "gzip", "zstd", "bzip2", "xz"]
 
@@ -67,6 +67,7 @@ ENDINGS: dict[Format, tuple[str, ...]] = {
     "parquet": (".parquet",),
     "arrow": (".arrow", ".feather"),
     "warc": _compressed((".warc", ".wet")),
+    "tar": (*_compressed((".tar",)), ".tgz"),
     "text": _compressed((".txt", ".text", ".md")),
     "mediawiki": _compressed((".xml",)),
     "html": _compressed((".html", ".htm", ".xhtml")),
@@ -313,11 +314,10 @@ def refuse_foreign(path: Path | Address, head: bytes) -> None:
     Raises:
         UsageError: the data begins like one of them.
     """
-    kinds = [kind for magic, kind in _UNSUPPORTED.items() if head.startswith(magic)]
-    if head.startswith(_TAR, _TAR_AT) and b"\0" in head[:_TAR_AT]:  # text may contain the word there
-        kinds.append("a tar archive")
-    for kind in kinds:
-        expected = "text, lines of JSON or WARC, plain or compressed by gzip, zstd, bzip2 or xz; parquet or Arrow"
+    for kind in (kind for magic, kind in _UNSUPPORTED.items() if head.startswith(magic)):
+        expected = (
+            "text, lines of JSON, CSV, WARC or tar, plain or compressed by gzip, zstd, bzip2 or xz; parquet or Arrow"
+        )
         fix = "unpack it, and name the files or their folder" if kind.endswith("archive") else None
         raise UsageError(f"{path} is {kind}, which mdata does not read", expected=expected, fix=fix)
 
@@ -332,13 +332,22 @@ def refuse_foreign_text(file: SourceFile, head: bytes, compression: Compression)
         return
     refuse_foreign(file.path, head)
     actual = format_by_content(head)
+    if actual == "tar" and file.format != "tar":
+        raise _other_than_tar(file.path, compression, file.format)
     if compression != "none" and file.format == "jsonl" and actual is not None:
         fix = "decompress it first" if actual in _BINARY else f"--input-format {actual}"
         raise UsageError(f"{file.path} is {actual} compressed by {compression}, not lines of JSON", fix=fix)
 
 
+def _other_than_tar(path: Path | Address, compression: Compression, format: Format) -> UsageError:
+    packed = f" compressed by {compression}" if compression != "none" else ""
+    return UsageError(f"{path} is a tar archive{packed}, not {format}", fix="--input-format tar")
+
+
 def format_by_content(head: bytes) -> Format | None:
     """The format of data that begins with `head`; None: it has no magic number."""
+    if head.startswith(_TAR, _TAR_AT) and b"\0" in head[:_TAR_AT]:  # text may contain the word there
+        return "tar"
     return next((format for magic, format in _MAGIC.items() if head.startswith(magic)), None)
 
 
@@ -359,9 +368,11 @@ def _format_of(
     refuse_foreign(path, head)
     actual = format_by_content(head)
     if asked == "auto":
-        by_name: tuple[Format, ...] = ("text", "csv", "tsv", "arrow", "warc")
+        by_name: tuple[Format, ...] = ("text", "csv", "tsv", "arrow", "warc", "tar")
         named = [format for format in by_name if name.endswith(ENDINGS[format])]
         return actual or (named[0] if named else "jsonl")
+    if actual == "tar" and asked != "tar":
+        raise _other_than_tar(path, "none", asked)
     if (actual in _BINARY or asked in _BINARY) and actual != asked:
         description = f"not {asked}" if asked in _BINARY else actual
         raise UsageError(f"{path} is {description}, but the input format is {asked}", fix="leave the input format out")

@@ -18,7 +18,7 @@ _BETWEEN_PARAGRAPHS = re.compile(rb"(?>\r\n|\r|\n){2,}")
 
 def parse(format: Format, data: bytes, *, spec: ReadSpec) -> RecordBatch:
     """The records of a chunk, and every bad row."""
-    if format == "jsonl":
+    if format in ("jsonl", "tar"):
         return parse_lines(data, spec)
     if format == "text":
         return _parse_text(data, spec)

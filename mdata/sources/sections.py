@@ -1,7 +1,7 @@
 """The inputs of a job divided into parts: which files, and which sections of files, each part reads.
 
 Every input is a sequence of units: the chunks of plain text, the row groups of parquet, the record batches of Arrow, or
-the whole file if reading must begin at its start (compressed text, CSV, WARC, one document per file). A unit
+the whole file if reading must begin at its start (compressed text, CSV, WARC, tar, one document per file). A unit
 begins at a byte of the concatenated inputs, and part k of N takes the units that begin in the k-th of N equal ranges
 of these bytes. So for any N the parts in order are the inputs in order, with nothing left out or repeated. Only the
 footers of parquet and the message headers of Arrow are read, and only for the files at the two ends of a part.
@@ -61,7 +61,7 @@ def files_of_part(
         if start <= begins < stop and ends <= stop:
             files_read.append(file)
         elif begins < stop and (start < ends or begins == ends == start):
-            packed = file.compression != "none" or file.format in ("csv", "tsv", "warc", "mediawiki", "html")
+            packed = file.compression != "none" or file.format in ("csv", "tsv", "warc", "tar", "mediawiki", "html")
             undivided = packed or (file.format == "text" and text_is_whole)
             by_rows = not rows_are_whole
             chunk = 0 if undivided or (rows_are_whole and file.format in ("parquet", "arrow")) else chunk_bytes

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from mdata.errors import BadInputError, UsageError, explain_os_error
 from mdata.object_storage.facts import ObjectFacts
+from mdata.sources import tar_members
 from mdata.sources.csv_rows import row_spans
 from mdata.sources.input_files import (
     HEAD_BYTES,
@@ -72,7 +73,7 @@ def stream_chunks(
                 text.drop(text.end)
             yield ChunkContent(0, text.end, data, raw.consumed(), _damage_of(text, raw))
             return
-        if file.format in ("csv", "tsv", "warc", "mediawiki"):
+        if file.format in ("csv", "tsv", "warc", "tar", "mediawiki"):
             yield from _record_chunks(raw, text, chunk_bytes, spec=spec)
             return
         start = begin
@@ -105,6 +106,8 @@ def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, spec:
     """Whole records of WARC, or pages and rows behind their file's head; a chunk ends with the record that fills it."""
     if raw.file.format in ("csv", "tsv"):
         spans = row_spans(text, raw.file, spec=spec)
+    elif raw.file.format == "tar":
+        spans = tar_members.row_spans(text, raw.file, spec=spec)
     else:
         spans = (record_spans if raw.file.format == "warc" else page_spans)(
             text, raw.file, longest=spec.max_record_bytes
@@ -113,7 +116,7 @@ def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, spec:
     filled = begin = 0
     head, damage = b"", ""
     try:
-        if raw.file.format != "warc":
+        if raw.file.format not in ("warc", "tar"):
             head = next(spans, (0, b""))[1]
         for start, data in spans:
             if filled >= chunk_bytes:

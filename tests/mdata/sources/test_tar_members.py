@@ -1,0 +1,116 @@
+"""Tar archives: lines and samples as rows however the archive is packed, what is passed over, and damage."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+
+from mdata.errors import BadInputError, UsageError
+from mdata.sources.chunk import chunks
+from mdata.sources.parse import parse
+from mdata.sources.record_batch import ReadSpec
+from tests.mdata.sources.inputs import ENDINGS, find_files, packed
+
+MEMBERS = {
+    "./a.jsonl": b'{"text": "a1"}\n{"text": "a2"}\n\n',
+    "d/b.ndjson": b'{"text": "b1"}',
+    "d/.hidden.jsonl": b"x",
+    "w/0001.json": b'{\n "text": "c", "n": 12345678901234567890123\n}',
+    "w/0001.jpg": b"\xff" * 3000,
+    "w/0002.txt": b"d\n\xc3\xa9",
+    "w/0002.json": b'{"n": 2}',
+    "w/0003.txt": b"e",
+    "v/0003.txt": b"f",
+}
+TEXTS = ["a1", "a2", "b1", "c", "d\n\u00e9", "e", "f"]
+
+
+def archive(members=MEMBERS, **options) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", **options) as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        folder = tarfile.TarInfo("w")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+    return made.getvalue()
+
+
+def read(path, *, chunk_bytes=1 << 20, **options):
+    """(texts, bad rows as (row, kind)) of an archive."""
+    spec = ReadSpec(**options)
+    (file,) = find_files([path])
+    assert file.format == "tar" and file.streamed
+    rows, texts, bad = 0, [], []
+    for chunk in chunks([file], chunk_bytes, spec=spec):
+        batch = parse(file.format, chunk.data, spec=spec)
+        texts += batch.columns[0].sentences
+        bad += [(rows + row.row, row.kind) for row in batch.bad_rows]
+        rows += batch.rows
+    return texts, bad
+
+
+@pytest.mark.parametrize("compression", ENDINGS)
+def test_rows_do_not_depend_on_packing_and_chunks(compression, tmp_path):
+    path = tmp_path / f"x.tar{ENDINGS[compression]}"
+    path.write_bytes(packed(archive(), compression, 1000))
+    for chunk_bytes in (1, 50, 1 << 20):
+        assert read(path, chunk_bytes=chunk_bytes) == (TEXTS, [])
+    assert read(path, json_keys=("__key__",))[0] == ["w/0003", "v/0003"] if compression == "none" else True
+
+
+def test_an_archive_is_known_by_its_content(tmp_path):
+    long = "n" * 300 + ".jsonl"
+    for name, format in (("x", tarfile.GNU_FORMAT), ("y.dat", tarfile.PAX_FORMAT)):
+        (tmp_path / name).write_bytes(archive({**MEMBERS, long: b'{"text": "z"}\n'}, format=format))
+        assert read(tmp_path / name) == ([*TEXTS, "z"], [])
+
+
+def test_bad_rows_spoil_no_others(tmp_path):
+    members = {
+        "a.json": b"{\n",
+        "b.txt": b"\xff\n",
+        "c.json": b"[1]",
+        "d.json": b"[" * 100_000,
+        "e.txt": b"x\n" * 40_000,
+        "f.jsonl": b'{"text": "' + b"y" * 70_000 + b'"}\n{"text": "good"}\n',
+        "g.json": b'{"n": 1}',
+        "h.txt": b"last",
+    }
+    (tmp_path / "x.tar").write_bytes(archive(members))
+    texts, bad = read(tmp_path / "x.tar", max_record_bytes=60_000)
+    assert texts == ["good", "last"]
+    kinds = ["not-json", "not-utf8", "not-object", "too-long", "too-long", "too-long", "no-key"]
+    assert bad == list(zip([1, 2, 3, 4, 5, 6, 8], kinds, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (archive()[:1000], "the archive is damaged at byte 1,000\n  found: unexpected end of data"),
+        (archive()[:512] + b"x" * 9728, "the archive is damaged"),
+        (archive()[:1024] + b"x" * 1024, "no header of a member, nor the end of the archive"),
+        (archive() + archive(), "no header of a member, nor the end of the archive"),
+    ],
+)
+def test_damage_is_named(data, message, tmp_path):
+    (tmp_path / "x.tar").write_bytes(data)
+    with pytest.raises(BadInputError, match=message):
+        read(tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"a.jsonl.gz": b"x"}, "its member a.jsonl.gz is an archive or compressed\n  try: unpack"),
+        ({"a.jpg": b"x"}, "x.tar has no members with text"),
+    ],
+)
+def test_what_would_be_lost_is_refused(members, message, tmp_path):
+    (tmp_path / "x.tar").write_bytes(archive(members))
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path / "x.tar")
