@@ -67,6 +67,9 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
     tokenizer_options, unused = tokenizer_options_of(arguments)
     on_error = _on_error(arguments)
     optional = {"workers": arguments.workers, "max_record_bytes": arguments.max_record_bytes}
+    if arguments.tokens_column and arguments.json_keys:
+        raise mdata.UsageError("--tokens-column names the one key", fix="leave --json-keys out")
+    default = arguments.tokens_column or (SCHEMA_KEYS[arguments.chat_schema] if arguments.chat else "text")
     options = mdata.PreprocessOptions(
         input=tuple(arguments.input),
         include=tuple(arguments.include),
@@ -78,7 +81,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         merge_file=arguments.merge_file,
         tokenizer_options=tokenizer_options,
         engine=arguments.engine,
-        json_keys=tuple(arguments.json_keys or [SCHEMA_KEYS[arguments.chat_schema] if arguments.chat else "text"]),
+        json_keys=tuple(arguments.json_keys or [default]),
         input_format=arguments.input_format,
         text_documents=arguments.text_documents,
         text_template=arguments.text_template,
@@ -89,6 +92,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         min_tokens=arguments.min_tokens,
         max_tokens=arguments.max_tokens,
         append_eod=arguments.append_eod,
+        tokens=arguments.tokens_column is not None,
         chat=arguments.chat,
         chat_schema=arguments.chat_schema,
         chat_template=arguments.chat_template,

@@ -148,6 +148,8 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
     """
     if spec.chat is not None:
         return _encode_chats(column, tokenizer, spec.chat, spec=spec)
+    if spec.read.tokens:
+        return _given_tokens(column, tokenizer, spec)
     sentences, ends = column.sentences, column.ends
     if spec.splitter is not None:
         sentences, ends = spec.splitter.split_batch(sentences)
@@ -167,6 +169,23 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
     if spec.eod is not None:
         narrow, lengths = _with_eod(narrow, lengths, document_ends, spec.eod)
     return Encoded(narrow, lengths, document_ends, text_bytes, special)
+
+
+def _given_tokens(column: Column, tokenizer: Tokenizer, spec: EncodeSpec) -> Encoded:
+    """Documents that were tokenized before: ids with blanks between them."""
+    texts = column.sentences
+    counts = np.array([text.count(" ") + bool(text) for text in texts], np.int64)
+    tokens = np.array(" ".join(filter(None, texts)).split(), np.int64)
+    if len(tokens) and tokens.max() >= tokenizer.vocab_size:
+        first = int(np.flatnonzero(tokens >= tokenizer.vocab_size)[0])
+        document = int(np.searchsorted(np.cumsum(counts), first, side="right"))
+        size = f"{tokenizer.vocab_size:,}"
+        raise TextRefused(document, f"id {tokens[first]} is not below the size of the vocabulary, {size}")
+    lengths, document_ends = counts[counts > 0], running_sums(counts > 0)[1:]
+    ids = tokens.astype(spec.dtype)
+    if spec.eod is not None:
+        ids, lengths = _with_eod(ids, lengths, document_ends, spec.eod)
+    return Encoded(ids, lengths, document_ends, np.zeros(len(texts), np.int64), 0)
 
 
 def _encode_chats(column: Column, tokenizer: Tokenizer, chat: ChatSpec, *, spec: EncodeSpec) -> Encoded:

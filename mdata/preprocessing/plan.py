@@ -49,6 +49,9 @@ _EOD_SETTINGS = MappingProxyType(
     }
 )
 
+# Formats whose values may be more than texts.
+_WITH_LISTS = ("jsonl", "tar", "parquet", "arrow")
+
 
 @dataclass(frozen=True)
 class JobPlan:
@@ -148,6 +151,9 @@ def plan_job(
         progress.note(f"options without effect here: {', '.join(unused)}")
     template, where = template_and_filter(options)
     chat = _chat(options, files, tokenizer)
+    if options.tokens and (other := next((file for file in files if file.format not in _WITH_LISTS), None)):
+        expected = "jsonl, parquet or Arrow, for lists of token ids"
+        raise UsageError(f"{printable_path(other.path)} is {other.format}", expected=expected)
     read = ReadSpec(
         json_keys=options.json_keys,
         text_documents=options.text_documents,
@@ -159,6 +165,7 @@ def plan_job(
         chat_schema=options.chat_schema,
         template=template,
         where=where,
+        tokens=options.tokens,
     )
     holdout = Fraction(options.holdout)
     spec = EncodeSpec(
@@ -214,7 +221,7 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     from mdata.chat.templates import check_spelling, choose_template
     from mdata.preprocessing.encode_chat import ChatSpec
 
-    other = next((file for file in files if file.format not in ("jsonl", "tar", "parquet", "arrow")), None)
+    other = next((file for file in files if file.format not in _WITH_LISTS), None)
     if other is not None:
         expected = "jsonl, parquet or Arrow, for conversations"
         raise UsageError(f"{printable_path(other.path)} is {other.format}", expected=expected)

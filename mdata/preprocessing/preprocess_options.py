@@ -54,6 +54,7 @@ class PreprocessOptions:
         min_tokens, max_tokens: documents of fewer or more tokens, without the end-of-document id, are left out.
         append_eod: write the end-of-document id after each document that is not empty.
         workers: number of processes that tokenize; 1: this process does. The result is the same.
+        tokens: values are lists of token ids of this tokenizer; they are checked, and not tokenized.
         chat: records are conversations; the sequences of a document are context, trained, context, trained ...
         chat_schema: which fields of a record hold its conversation: see mdata/sources/chat_schema.py.
         chat_template: "tokenizer", "chatml", "plain" or a file of jinja; None: the tokenizer's own, else ChatML.
@@ -101,6 +102,7 @@ class PreprocessOptions:
     max_tokens: int | None = None
     append_eod: bool = False
     workers: int = field(default_factory=usable_cores)
+    tokens: bool = False
     chat: bool = False
     chat_schema: ChatSchema = "messages"
     chat_template: str | None = None
@@ -209,6 +211,9 @@ def _check_choices(options: PreprocessOptions) -> None:
         raise UsageError(f"chat_schema={options.chat_schema}", expected=", ".join(SCHEMA_KEYS))
     if options.chat and options.split_sentences:
         raise UsageError("conversations are not split into sentences", fix="leave split_sentences out")
+    for name in ("chat", "split_sentences", "text_template"):
+        if options.tokens and getattr(options, name):
+            raise UsageError(f"lists of token ids are no texts: {name} has nothing to work on", fix=f"leave {name} out")
     if options.text_template is not None and options.chat:
         raise UsageError("conversations are not made by a template of columns", fix="leave text_template out")
     if options.text_template is not None and len(options.json_keys) != 1:
@@ -270,7 +275,7 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         "text_documents",
     )
     names += tuple(name for name in ("text_template", "where") if getattr(options, name) is not None)
-    names += tuple(name for name in ("skip", "min_tokens") if getattr(options, name))
+    names += tuple(name for name in ("skip", "min_tokens", "tokens") if getattr(options, name))
     names += tuple(name for name in ("limit", "max_tokens") if getattr(options, name) is not None)
     if options.split_sentences:
         names += ("split_sentences", "lang", "keep_newlines")

@@ -130,6 +130,14 @@ def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Co
         UsageError: a column is missing, or has another type.
     """
     compared = dict(spec.where.columns) if spec.where else {}
+    if spec.tokens:
+        found = {name: _find(schema, name, file=file) for name in dict.fromkeys((*spec.json_keys, *compared))}
+        for name in spec.json_keys:
+            path = found[name]
+            item = item_type(path[1]) if path else None
+            if not (item and pa.types.is_integer(item)):
+                raise UsageError(f"{file.path}: column {name!r} holds {path and path[1]}", expected="lists of integers")
+        return [ColumnPath(path[0], None) for path in found.values() if path]
     if spec.chat is not None:
         for name in (*spec.json_keys, *compared):
             column = _find(schema, name, file=file)
@@ -217,8 +225,8 @@ def text_batches(
 
     Rows that are too long keep only enough sentences to show it. Conversations become lines of JSON.
     """
-    if spec.chat is not None:
-        yield from _chat_lines(arrays, places, spec=spec)
+    if spec.as_lines:
+        yield from _row_lines(arrays, places, spec=spec)
         return
     # Views of many rows may share items, so their total size is bounded before they are copied.
     items = sum(
@@ -232,9 +240,7 @@ def text_batches(
             yield pa.RecordBatch.from_arrays(decoded, list(map(str, range(len(decoded)))))
 
 
-def _chat_lines(
-    arrays: Sequence[pa.Array], places: Sequence[ColumnPath], *, spec: ReadSpec
-) -> Iterator[pa.RecordBatch]:
+def _row_lines(arrays: Sequence[pa.Array], places: Sequence[ColumnPath], *, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
     """Whole rows as lines of JSON, for the parser of lines; a row that is too long is a line that is too long."""
     arrays = [array.view(with_bytes(array.type)) for array in arrays]
     names = [place.name for place in places]
@@ -467,7 +473,7 @@ def _one_line(message: str) -> str:
 def parse_rows(data: bytes, spec: ReadSpec) -> RecordBatch:
     """The records of a chunk of parquet or Arrow, and the bad rows."""
     batch = pa.ipc.open_stream(data).read_next_batch()
-    if spec.chat is not None:
+    if spec.as_lines:
         return parse_lines(b"\n".join(batch.column(0).to_pylist()), spec)
     if spec.template or spec.where:
         return _row_by_row(batch, spec)

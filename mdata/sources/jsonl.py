@@ -64,7 +64,7 @@ def split_lines(data: bytes) -> list[bytes]:
 
 def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | None:
     """The columns, without Python code for each line; None if any line may be bad."""
-    if not lines or spec.template or spec.where or max(map(len, lines)) > spec.max_record_bytes:
+    if not lines or spec.template or spec.where or spec.tokens or max(map(len, lines)) > spec.max_record_bytes:
         return None
     if spec.chat is not None:
         return _all_good_chats(lines, spec)
@@ -225,6 +225,8 @@ def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]
         raise Refused("no-key", f"no key {key!r} (keys: {present})") from error
     except BadConversation as error:
         raise Refused("bad-chat", f"key {key!r}: {error}") from error
+    if spec.tokens:
+        return _ids(content, key)
     if isinstance(content, list) and not spec.sentence_lists:
         raise list_refused(key)
     for sentence in content if isinstance(content, list) else [content]:
@@ -235,6 +237,16 @@ def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]
         if not is_unicode(sentence):
             raise Refused("surrogate", f"key {key!r} holds a lone surrogate, which is not text")
     return content
+
+
+def _ids(content: Any, key: str) -> str:
+    """Token ids as text, with blanks between them."""
+    if not isinstance(content, list):
+        raise Refused("bad-value", f"key {key!r} holds {_kind_of(content)}, not a list of token ids")
+    for id in content:
+        if type(id) is not int or not 0 <= id < 1 << 31:
+            raise Refused("bad-value", f"key {key!r} holds {str(id)[:40]}, which is no token id")
+    return " ".join(map(str, content))
 
 
 def _kind_of(value: object) -> str:

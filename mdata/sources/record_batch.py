@@ -70,6 +70,7 @@ class ReadSpec:
         chat_schema: which fields of a record hold its conversation.
         template: builds the text from several text columns. None: each key has its own text.
         where: rows for which this is not true are left out; they count neither as records nor as bad rows.
+        tokens: values are lists of token ids; a document's text is then its ids with blanks between them.
         keep_torn: damaged WARC files and dumps of MediaWiki end where the damage begins, and their last chunk names it.
     """
 
@@ -83,7 +84,13 @@ class ReadSpec:
     chat_schema: ChatSchema = "messages"
     template: TextTemplate | None = None
     where: RowFilter | None = None
+    tokens: bool = False
     keep_torn: bool = False
+
+    @property
+    def as_lines(self) -> bool:
+        """Whether rows of parquet and Arrow become lines of JSON: their values are more than texts."""
+        return self.chat is not None or self.tokens
 
     @property
     def text_columns(self) -> dict[str, bool]:

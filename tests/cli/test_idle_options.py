@@ -22,7 +22,7 @@ ALWAYS = {
         "--input", "--output-prefix", "--json-keys", "--tokenizer-type", "--split-sentences", "--append-eod", "--chat",
         "--workers", "--partitions", "--shard",
         "--input-format", "--text-template", "--where", "--skip-rows", "--holdout", "--on-error", "--max-record-bytes",
-        "--skip", "--limit", "--min-tokens", "--max-tokens",
+        "--skip", "--limit", "--min-tokens", "--max-tokens", "--tokens-column",
         "--dry-run", "--overwrite", "--dataset-impl",  # one value, which is what is written
     },
     "train-tokenizer": {

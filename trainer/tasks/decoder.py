@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mdata import UsageError
 from trainer.errors import out_of_memory_in
 from trainer.kernels.recording import CudaLane
 from trainer.layers.paged import PagedRows, PagedStep, Pages, ReadRows, RowStates

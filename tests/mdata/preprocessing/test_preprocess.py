@@ -15,6 +15,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -234,6 +237,47 @@ def test_a_bad_record_has_its_row_in_the_file_and_nothing_looks_finished(tmp_pat
     assert "Traceback" not in str(caught.value)
     left = contents(tmp_path / "out")
     assert left and all(name.startswith(".") and "lock" not in name for name in left)
+
+
+IDS = [[5, 0, 299], [], [7], [1] * 300]
+PLACES = [{"ids": ids, "lang": "de" if number == 2 else "en", "in": {"ids": ids}} for number, ids in enumerate(IDS)]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "arrow"])
+def test_columns_of_token_ids_are_written_as_they_are(ending, tmp_path):
+    path = tmp_path / f"x.{ending}"
+    table = pyarrow.Table.from_pylist(PLACES)
+    if ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in PLACES))
+    elif ending == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        pyarrow.feather.write_feather(table, path)
+    eod = TOKENIZER.eod
+    for key, where in (("ids", None), ("in.ids", "lang = 'en'")):
+        manifest = run(
+            tmp_path, input=path, json_keys=(key,), tokens=True, append_eod=True, where=where, overwrite=True
+        )
+        corpus = mdata.open_corpus(tmp_path / f"out_{key}_document.json")
+        found = [corpus.document(number).tolist() for number in range(manifest.shards[0].documents)]
+        assert found == [[*ids, eod] if ids else [] for ids in (IDS if where is None else [*IDS[:2], IDS[3]])]
+    assert manifest.provenance.options["tokens"] is True and corpus.tokenizer_fingerprint == TOKENIZER.fingerprint
+
+
+def test_bad_token_ids_spoil_no_others(tmp_path):
+    values = [[1], "text", [1, "2"], [-1], [1.5], [True], [1 << 40], [TOKENIZER.vocab_size], None, [2]]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"ids": value}) + "\n" for value in values))
+    manifest = run(tmp_path, input=tmp_path / "x.jsonl", json_keys=("ids",), tokens=True, on_error="skip")
+    assert manifest.provenance.skipped == {"bad-text": 1, "bad-value": 7}
+    assert (manifest.shards[0].documents, manifest.shards[0].tokens) == (2, 2)
+    pyarrow.parquet.write_table(pyarrow.table({"ids": [[1.0]]}), tmp_path / "x.parquet")
+    with pytest.raises(UsageError, match=r"column 'ids' holds list<.*double>\n  expected: lists of integers"):
+        run(tmp_path / "o", input=tmp_path / "x.parquet", json_keys=("ids",), tokens=True)
+    (tmp_path / "x.csv").write_text("ids\n1\n")
+    with pytest.raises(UsageError, match=r"x\.csv is csv\n  expected: jsonl, parquet or Arrow, for lists of token ids"):
+        run(tmp_path / "o", input=tmp_path / "x.csv", json_keys=("ids",), tokens=True)
+    with pytest.raises(UsageError, match="lists of token ids are no texts: chat"):
+        run(tmp_path, input=tmp_path / "x.jsonl", json_keys=("ids",), tokens=True, chat=True)
 
 
 def numbered(folder: Path, count: int = 40) -> tuple[Path, Path, list[list[int]]]:
