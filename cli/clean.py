@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
+from pathlib import Path
 from typing import Any
 
 from mdata import UsageError
@@ -37,7 +38,9 @@ from mdata.cleaning.rules import C4Rules, FineWebRules, GopherRules, LengthRules
 from mdata.cleaning.steps import STEPS, CleanRules
 from mdata.cleaning.text_job import TextJobOptions, TextWork
 from mdata.cleaning.urls import UrlRules
+from mdata.errors import explain_os_error
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
+from mdata.util.config_text import parse_toml
 
 from .console import Console, Parser
 from .text_job_options import add_text_job, facts_of, text_job_of, text_of
@@ -58,6 +61,7 @@ def add_arguments(parser: Parser) -> None:
     """Input, output, steps and every threshold."""
     add_text_job(parser)
     add = parser.add_argument
+    add("--config", action=_Config, metavar="FILE", help="options as keys of [clean] in TOML; those given here count")
     add("--steps", nargs="+", choices=_NAMED, default=(), metavar="STEP", help="what is done, see above")
     url, language = UrlRules(), LanguageRules()
     add("--url-key", default=url.key, metavar="KEY", help="key or column of the address (default: url)")
@@ -85,6 +89,25 @@ def add_arguments(parser: Parser) -> None:
     add("--openwebtext-tasks", nargs="+", choices=TASKS, default=(), metavar="TASK", help="those of its second tool")
     add("--vocab-file", metavar="FILE", help="GPT-2's vocab.json, for --compat openwebtext")
     add("--merge-file", metavar="FILE", help="GPT-2's merges.txt, for --compat openwebtext")
+
+
+class _Config(argparse.Action):
+    """Options from the table [clean] of a TOML file."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Set what is not given on the command line."""
+        assert isinstance(parser, Parser), "the parser of a command"
+        try:
+            table = parse_toml(Path(values).read_text(encoding="utf-8")).get("clean")
+        except OSError as error:
+            raise explain_os_error(error, "reading --config") from error
+        except ValueError as error:
+            raise UsageError(f"{values} is not TOML", found=str(error)) from error
+        if not isinstance(table, dict):
+            raise UsageError(f"{values} has no table [clean]", expected="[clean] with keys such as gopher-min-words")
+        parser.set_from_file(namespace, table, place=f"{values}: [clean]")
 
 
 def _add_rules(parser: Parser, step: str, rules: Any) -> None:

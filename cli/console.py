@@ -102,6 +102,40 @@ class Parser(argparse.ArgumentParser):
         fix = f"{', '.join(fixes)}? See {help_hint}" if fixes else (unknown and self.no_option) or help_hint
         raise UsageError(message, fix=fix)
 
+    def set_from_file(self, namespace: argparse.Namespace, values: Mapping[str, Any], *, place: str) -> None:
+        """Set options to values of a file, as if they had been given, unless they are given in `words`.
+
+        Args:
+            values: by the names of options, without dashes before them; true: an option without a value.
+            place: where they are, for messages.
+
+        Raises:
+            UsageError: no such option, or not a value for it.
+        """
+        words = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words) if word.startswith("--")]
+        known = self._option_string_actions
+        given = {known[word].dest for word in words if word in known}
+        given |= {match[0].dest for word in words if word not in known for match in self._get_option_tuples(word)}
+        for name, value in values.items():
+            option = f"--{name.replace('_', '-')}"
+            action = known.get(option)
+            if action is None or action.required or action.dest == "config":
+                meant = None if action else self._meant(option)
+                fix = f"{meant.removeprefix('--')}?" if meant else "leave it out"
+                raise UsageError(f"{place}: {name} cannot be set there", fix=fix)
+            texts = [] if value is True else list(map(str, value if isinstance(value, list) else [value]))
+            number = action.nargs
+            one = len(texts) == 1 and not isinstance(value, bool)
+            takes = not texts if number == 0 else one if number is None else bool(texts)
+            if not takes or isinstance(value, dict):
+                expected = "true" if number == 0 else "one value" if number is None else "a list"
+                raise UsageError(f"{place}: {name} = {value!r}"[:200], expected=expected)
+            if action.dest not in given:
+                try:
+                    action(self, namespace, self._get_values(action, texts), option)
+                except argparse.ArgumentError as error:
+                    raise UsageError(f"{place}: {error}") from error
+
     def _meant(self, word: str) -> str | None:
         """The option or setting that is closest to a word."""
         options = [option for action in self._actions if action.dest != "help" for option in action.option_strings]

@@ -46,6 +46,53 @@ def test_rules_of_c4_can_be_left_out(source: Path, tmp_path: Path) -> None:
     assert texts == ["one two  three", "", "{ one two three", "four five six"]
 
 
+def test_options_of_a_file_are_those_of_the_command_line(source: Path, tmp_path: Path) -> None:
+    config = tmp_path / "clean.toml"
+    config.write_text(
+        '[other]\nx = 1\n[clean]\nsteps = ["c4", "length"]\nc4-min-sentences = -1\nno-c4-stop-mark = true\n'
+        'c4_min_line_words = -1\nlength-min-words = 3\ncompression = "gzip"\n'
+    )
+    given = ["clean", "--input", str(source), "--workers", "1"]
+    words = ["--steps", "c4", "length", "--c4-min-sentences", "-1", "--no-c4-stop-mark", "--c4-min-line-words", "-1"]
+    assert main([*given, *words, "--length-min-words", "1", "--output", str(tmp_path / "given")]) == 0
+    # What is given counts, before and after the file, abbreviated or not.
+    for number, more in enumerate((["--length-min-words", "1"], ["--length-min-w=1"])):
+        out = ["--compression", "none", "--output", str(tmp_path / str(number))]
+        assert main([*given, *out, *more, "--config", str(config)]) == 0
+        assert main([*given, "--config", str(config), *out, *more]) == 0  # finished: the same options
+        assert (tmp_path / str(number) / "a.jsonl").read_bytes() == (tmp_path / "given/a.jsonl").read_bytes()
+    assert main([*given, "--config", str(config), "--output", str(tmp_path / "all")]) == 0
+    assert json.loads((tmp_path / "all/clean.report").read_text())["result"]["removed"] != {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "has no table [clean]"),
+        ("[clean", "is not TOML"),
+        ("[clean]\ngopher-min-wrds = 3", "gopher-min-wrds cannot be set there\n  try: gopher-min-words?"),
+        ('[clean]\ninput = "x"', "input cannot be set there"),
+        ('[clean]\nconfig = "x"', "config cannot be set there"),
+        ('[clean]\ngopher-min-words = "x"', "argument --gopher-min-words: invalid float value: 'x'"),
+        ("[clean]\ngopher-min-words = [1, 2]", "gopher-min-words = [1, 2]\n  expected: one value"),
+        ('[clean]\nsteps = ["x"]', "argument --steps: invalid choice: 'x'"),
+        ("[clean]\nno-c4-stop-mark = false", "no-c4-stop-mark = False\n  expected: true"),
+        ("[clean.gopher]\nmin-words = 1", "gopher cannot be set there"),
+    ],
+)
+def test_a_file_with_other_content_is_refused(
+    text: str, message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "clean.toml"
+    config.write_text(text)
+    words = ["clean", "--input", str(source), "--output", str(tmp_path / "out"), "--config", str(config)]
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+    config.unlink()
+    assert main(words) == 2
+    assert "clean.toml" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
