@@ -82,7 +82,7 @@ class MockDataset(Dataset):
     ) -> None:
         kind = kind or Gpt()
         if isinstance(kind, Classify):
-            raise UsageError("mock data has no labels", found="kind classify", fix="give labelled rows")
+            raise UsageError("mock data has no labels", found="kind classify", fix="name a corpus of labelled rows")
         if isinstance(kind, Pairs):
             raise UsageError("mock data has no pairs of conversations", fix="a corpus of mdata preprocess --chat")
         self.options = DatasetOptions(sequence_length=sequence_length, seed=seed, kind=kind)

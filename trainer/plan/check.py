@@ -370,8 +370,6 @@ def _order_problems(data: DataSection) -> Iterator[str]:
 
 def _mock_problems(data: DataSection, vocab_size: int | None) -> Iterator[str]:
     """Settings that mock data does not support, and settings that apply only to files."""
-    if data.kind == "classify":
-        yield 'data.kind="classify" has no mock data, which has no labels; name a corpus of labelled rows'
     least = LEAST_MASKED_VOCABULARY
     if vocab_size and vocab_size < least and data.kind not in TEXT_KINDS:
         yield (

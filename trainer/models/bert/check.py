@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from mdata.dataset.mock_data import MOCK
 from trainer.config.sections import BertSamplesSection, BertSection, ModelSection, RunConfig
 from trainer.models.bert.shape import section_of, token_types
 from trainer.models.gpt import check as gpt
@@ -67,7 +68,7 @@ def _task_problems(config: RunConfig, section: BertSection) -> Iterator[str]:
     if (task == "masked") != (kind == "bert"):
         tasks, other = ('"classify" or "choice"', "bert") if kind == "classify" else ('"masked"', "classify")
         yield f'data.kind="{kind}" does not fit model.bert.task="{task}"; set {tasks}, or data.kind="{other}"'
-    elif task != "masked" and (task == "choice") != (choices > 1):
+    elif task != "masked" and (task == "choice") != (choices > 1) and config.data.blend != MOCK:
         needs = "at least 2" if task == "choice" else "0"
         yield f'data.classify.choices={choices if choices > 1 else 0} with model.bert.task="{task}"; set it to {needs}'
     if task == "classify" and len(section.labels) < 2:

@@ -1,0 +1,118 @@
+"""mtrain finetune --task and mtrain eval --task: rows as they come, the run.toml, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.mtrain import main
+from tests.helpers.labelled import KEYS, write_mnli, write_vocabulary
+from trainer.config.parse import load_config
+from trainer.convert.convert import open_model
+from trainer.run.metrics import read_metrics
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT, and a folder like that of GLUE."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "bert").mkdir()
+    tokenizer = write_vocabulary(folder / "bert/vocab.txt")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=64, **sizes)
+    transformers.BertForPreTraining(config).save_pretrained(folder / "bert")
+    for seed, (name, rows) in enumerate({"train": 64, "dev_matched": 9, "dev_mismatched": 6}.items()):
+        write_mnli(folder / f"MNLI/{name}.tsv", rows, seed=seed)
+    return folder
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for path in made.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_of_glue_is_trained_scored_and_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("finetune", "bert", "MNLI", "--task", "mnli", "--epochs", "1", "--lr", "1e-3", "--gpus", "0")
+    assert main([*words]) == 0
+    said = capsys.readouterr()
+    assert "64 rows to train on, with classes contradiction, entailment, neutral" in said.err
+    assert "next: mtrain eval runs/bert-MNLI --task NAME --data FILE" in said.out
+    config = load_config(here / "runs/bert-MNLI/run.toml")
+    assert (config.train.steps, config.train.eval_interval, config.train.eval_samples) == (2, 2, 0)
+    assert (config.checkpoint.keep_best, config.model.hidden_dropout, config.train.sequence_length) == (1, 0.1, 32)
+    last = read_metrics(here / "runs/bert-MNLI")[-1]
+    assert set(last["accuracy"]) == {"dev_matched", "dev_mismatched", "overall"}
+
+    data = ("--data", "MNLI/dev_matched.tsv", "--predictions", "p.jsonl")
+    assert main(["eval", "runs/bert-MNLI", "--task", "mnli", *data, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["known"], facts["accuracy"]) == (9, pytest.approx(last["accuracy"]["dev_matched"]))
+    assert facts["loss"] == pytest.approx(last["valid"]["dev_matched"], abs=1e-5)
+    assert len((here / "p.jsonl").read_text().splitlines()) == 9
+
+    assert main(["convert", "runs/bert-MNLI", "exported", "--to", "hf"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "exported", "--task", "mnli", *data[:2], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(facts["accuracy"])
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(here / "exported")
+    assert theirs.config.id2label[1] == "entailment"
+
+    assert main(["generate", "runs/bert-MNLI", "--prompt", "a"]) == 2
+    assert "mtrain eval bert-MNLI --task classify --data FILE" in capsys.readouterr().err
+    assert main([*words]) == 0, "the same command continues"
+    assert "step 2 is already done" in capsys.readouterr().out
+
+
+def test_own_rows_and_the_file_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"review": f"man {key}", "stars": stars} for stars, key in enumerate(KEYS, 3)] * 20
+    (here / "own.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"review": "", "stars": 3}])))
+    columns = ("--columns", "text=review,label=stars")
+    assert main(["finetune", "bert", "own.jsonl", "--task", "classify", *columns, "--print", "--gpus", "0"]) == 3
+    assert "own.jsonl:61: no text under 'review'" in capsys.readouterr().err
+    words = ("finetune", "bert", "own.jsonl", "--task", "classify", *columns, "--on-error", "skip", "--gpus", "0")
+    assert main([*words, "--print"]) == 0
+    said = capsys.readouterr()
+    assert 'labels = [ "3", "4", "5", ]' in said.out and 'split = "98,2,0"' in said.out
+    assert "own.jsonl: 60 rows; left out: 1 with an empty text" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("MNLI", "--labels", "a,b"), "--labels is for labelled rows"),
+        (("MNLI", "--task", "mnli", "--columns", "text=x"), "give --task classify"),
+        (("MNLI", "--task", "classify", "--columns", "words=x"), "NAME one of label, text, text_pair, id"),
+        (("MNLI",), "--task finetunes it on labelled rows"),
+        (("nowhere.tsv", "--task", "mnli"), "there is no nowhere.tsv"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    here: Path, words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["finetune", "bert", *words]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_classes_of_another_order_are_matched_by_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("NEUTRAL", "Entailment", "contradiction")
+    config = transformers.BertConfig.from_pretrained(here / "bert", id2label=dict(enumerate(names)))
+    model = transformers.BertForSequenceClassification(config)
+    model.classifier.weight.data.zero_()
+    model.classifier.bias.data[:] = model.classifier.bias.new_tensor([0.0, 5.0, 0.0])
+    model.save_pretrained(here / "other")
+    (here / "other/vocab.txt").write_bytes((here / "bert/vocab.txt").read_bytes())
+    data = ("--data", "MNLI/dev_matched.tsv", "--json")
+    assert main(["eval", "other", "--task", "mnli", *data]) == 0
+    rows = (here / "MNLI/dev_matched.tsv").read_text().splitlines()[1:]
+    expected = sum(row.endswith("\tentailment") for row in rows) / len(rows)
+    assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(expected)
+    assert main(["eval", "other", "--task", "race", *data]) == 2
+    assert "other has classes" in capsys.readouterr().err
+    assert open_model(here / "other").config.model.bert.labels == names  # type: ignore[union-attr]
