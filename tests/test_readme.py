@@ -27,6 +27,7 @@ from mdata import errors
 from mdata.sentences.punkt_tables import FILES
 from mdata.version import DISTRIBUTION
 from tests.helpers import pages, runs
+from tests.helpers.labelled import write_bert
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -84,6 +85,7 @@ def _write_input(folder):
     import pyarrow.parquet
     import zstandard
 
+    write_bert(folder / "bert-base-uncased")
     (folder / "shelf").mkdir()
     runs.write_jsonl(folder / "your.jsonl", 1, documents=150)
     plain = runs.write_jsonl(folder / "shelf" / "plain.jsonl", 2, documents=100).read_bytes()

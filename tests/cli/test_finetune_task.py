@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.mtrain import main
-from tests.helpers.labelled import KEYS, write_mnli, write_vocabulary
+from tests.helpers.labelled import KEYS, write_bert, write_mnli
 from trainer.config.parse import load_config
 from trainer.convert.convert import open_model
 from trainer.run.metrics import read_metrics
@@ -20,11 +20,7 @@ transformers = pytest.importorskip("transformers")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BERT, and a folder like that of GLUE."""
     folder = tmp_path_factory.mktemp("made")
-    (folder / "bert").mkdir()
-    tokenizer = write_vocabulary(folder / "bert/vocab.txt")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
-    config = transformers.BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=64, **sizes)
-    transformers.BertForPreTraining(config).save_pretrained(folder / "bert")
+    write_bert(folder / "bert")
     for seed, (name, rows) in enumerate({"train": 64, "dev_matched": 9, "dev_mismatched": 6}.items()):
         write_mnli(folder / f"MNLI/{name}.tsv", rows, seed=seed)
     return folder

@@ -43,9 +43,9 @@ def data(tmp_path_factory):
     return make_labelled(tmp_path_factory.mktemp("rows"), ROWS)
 
 
-def config_of(data, folder, *, steps, interval=None, batch=12, **mesh):
+def config_of(data, folder, *, steps, interval=None, batch=24, **mesh):
     bert = BertSection(task="classify", labels=LABELS["mnli"])
-    size = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "max_position": 32, "hidden_dropout": 0.1}
+    size = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "max_position": 32}
     return RunConfig(
         run=RunSection(folder=str(folder), seed=7),
         model=ModelSection(family="bert", bert=bert, activation="gelu_erf", bias=True, norm="layernorm", **size),
