@@ -166,7 +166,7 @@ def _scored(model: Model, arguments: argparse.Namespace, *, progress: Progress) 
         common |= {"columns": columns_of(arguments.columns), "on_error": arguments.on_error or "stop"}
         facts, predicted = classify(model, Path(arguments.data), arguments.task, **common)
         if arguments.predictions is not None and model.world.is_main:
-            predicted.write(arguments.predictions)
+            predicted.save(arguments.predictions)
         return classify_line(facts), facts
     from trainer.tasks.perplexity import perplexity, perplexity_text
 

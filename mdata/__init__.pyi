@@ -34,6 +34,7 @@ from .preprocessing.preprocess_options import PreprocessOptions as PreprocessOpt
 from .preprocessing.run import preprocess as preprocess
 from .progress import Progress as Progress
 from .reporting.report import report as report
+from .rewriting.labelled import write_labelled as write_labelled
 from .rewriting.merge import merge as merge
 from .rewriting.shuffle import shuffle as shuffle
 from .rewriting.subsets import sample as sample
@@ -50,6 +51,9 @@ from .samples.sample_options import Fim as Fim
 from .samples.sample_options import Gpt as Gpt
 from .samples.sample_options import Packed as Packed
 from .samples.sample_options import Pairs as Pairs
+from .sources.labelled import LabelledFile as LabelledFile
+from .sources.labelled import RowName as RowName
+from .sources.labelled import read_labelled as read_labelled
 from .tokenizer_training.train import train_tokenizer as train_tokenizer
 from .tokenizer_training.train_options import TrainOptions as TrainOptions
 from .tokenizers.base.tokenizer import Tokenizer as Tokenizer

@@ -54,7 +54,9 @@ from mdata.util.gc_pause import gc_paused
 if TYPE_CHECKING:
     from mdata.mixing.megatron_blend import MegatronBlend
     from mdata.samples.chat import PairSamples
+    from mdata.samples.classify import ClassifySamples
     from mdata.samples.field_samples import FieldSamples
+    from mdata.sources.labelled import RowName
     from mdata.tokenizers.base.tokenizer import Tokenizer
 
 
@@ -384,6 +386,15 @@ class Dataset:
             if of_sentinels > of_decoder
             else "a longer decoder, or shorter samples",
         )
+
+    def row_names(self, samples: npt.ArrayLike) -> list[RowName]:
+        """Classify: the name and the label of each sample."""
+        components, inside = self.locate(samples)
+        return [
+            name
+            for number, one in zip(components.tolist(), inside.tolist(), strict=True)
+            for name in cast("ClassifySamples", self.components[number].samples).names([one])
+        ]
 
     def rows_with_ends_inside(self, samples: npt.ArrayLike) -> float:
         """BERT: the share of these samples whose texts hold [CLS] or [SEP] themselves, and so have them twice."""

@@ -105,6 +105,11 @@ class LabelledFile:
     rows: list[LabelledRow] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def choices(self) -> int:
+        """Texts of a row of which one is right; 0: rows have classes."""
+        return 0 if self.labels else NUM_CHOICES
+
 
 def clean_text(text: str) -> str:
     """Megatron-LM's: newlines and runs of blanks become one blank, and a full stop joins the word before it."""

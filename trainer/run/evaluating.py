@@ -25,7 +25,7 @@ from trainer.models.family import family_of
 from trainer.models.stage import NO_PAIR, Microbatch
 from trainer.run.data import DPO_BETA, evaluation_batches, to_device
 from trainer.run.engine import EVALUATED_PER_RANK, Engine
-from trainer.tasks.classify import Predicted, class_names, row_names
+from trainer.tasks.classify import Predicted, class_names
 from trainer.tasks.loaded_model import prompt_ids
 from trainer.tasks.score import Span, SpanScore, batches_by_length
 
@@ -96,7 +96,7 @@ def predict(engine: Engine, dataset: mdata.Dataset, samples: np.ndarray, *, prog
             progress.advance(0, to_evaluate=max(0, len(samples) - (first + plan.micro_batch) * dp.size))
 
     logits = engine.class_logits(read(), num_samples=len(samples), classes=len(classes)).cpu()
-    return Predicted(row_names(dataset, samples), logits, classes)
+    return Predicted(dataset.row_names(samples), logits, classes)
 
 
 def classify_sets(
@@ -124,7 +124,7 @@ def classify_sets(
                 if split == "valid":
                     right, known = right + score.correct, known + score.known
             if folder is not None:
-                found.write(folder / f"{name}.jsonl")
+                found.save(folder / f"{name}.jsonl")
     return {**losses, "accuracy": accuracy | ({"overall": right / known} if known else {})}
 
 

@@ -11,7 +11,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from mdata import UsageError
 from mdata.errors import os_errors_named
 from mdata.loader.loader import collate
 from mdata.progress import SILENT, Progress
-from mdata.rewriting.labelled import write_labelled
-from mdata.samples.classify import ClassifySamples
-from mdata.sources.labelled import NUM_CHOICES, LabelledFile, RowName, Task, read_labelled
 from mdata.util import atomic_io
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import all_reduce_
@@ -37,7 +34,7 @@ NAMELESS = "LABEL_"  # before the number of a class that transformers was given 
 class Predicted(NamedTuple):
     """What a classifier says of a set: each sample's name and label (None: unknown), and fp64[n, classes] logits."""
 
-    names: list[RowName]
+    names: list[mdata.RowName]
     logits: Tensor
     classes: tuple[str, ...]
 
@@ -57,7 +54,7 @@ class Predicted(NamedTuple):
         correct = int((logits.argmax(-1) == labels).sum())
         return Score(correct, len(places), float(cross_entropy(logits, labels)) if places else None)
 
-    def write(self, path: Path) -> None:
+    def save(self, path: Path) -> None:
         """A line of JSON for each sample."""
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.lines())
         with os_errors_named("writing predictions"):
@@ -78,20 +75,10 @@ def class_names(names: tuple[str, ...], choices: int) -> tuple[str, ...]:
     return names or tuple(chr(ord("A") + number) if number < 26 else str(number) for number in range(choices))
 
 
-def row_names(dataset: mdata.Dataset, samples: np.ndarray) -> list[RowName]:
-    """The names and labels of samples of kind classify."""
-    found = []
-    for component, inside in zip(*(part.tolist() for part in dataset.locate(samples)), strict=True):
-        of_component = dataset.components[component].samples
-        assert isinstance(of_component, ClassifySamples), "labelled rows"
-        found += of_component.names([inside])
-    return found
-
-
 def classify(
     model: Model,
     data: Path,
-    task: Task,
+    task: Literal["mnli", "qqp", "race", "classify"],
     *,
     columns: Mapping[str, str] | None = None,
     on_error: str = "stop",
@@ -111,18 +98,18 @@ def classify(
     length = min(sequence_length or model.context, model.context)
     if model.tokenizer is None:
         raise UsageError(f"{model.name} has no tokenizer for the texts in {data}", fix="--tokenizer FOLDER")
-    read = read_labelled(
+    read = mdata.read_labelled(
         data, task, labels=names if task == "classify" else (), columns=columns, on_error=on_error, progress=progress
     )
     with tempfile.TemporaryDirectory(prefix="mtrain-rows-") as scratch:
         prefix = Path(scratch) / "rows"
-        write_labelled({prefix: [read]}, model.tokenizer, task=task, progress=progress)
-        kind = mdata.Classify(choices=0 if names else NUM_CHOICES)
+        mdata.write_labelled({prefix: [read]}, model.tokenizer, task=task, progress=progress)
+        kind = mdata.Classify(choices=read.choices)
         dataset = mdata.open_dataset(f"{prefix}.json", sequence_length=length, kind=kind, split="whole")
-        logits = _logits(model, dataset, classes=len(names) or NUM_CHOICES, batch_size=batch_size, progress=progress)
+        logits = _logits(model, dataset, classes=len(names) or read.choices, batch_size=batch_size, progress=progress)
     numbers = [None if row.label is None else _number(row.label, read, names) for row in read.rows]
-    rows = [RowName(row.uid, number) for row, number in zip(read.rows, numbers, strict=True)]
-    predicted = Predicted(rows, logits, class_names(names, NUM_CHOICES))
+    rows = [mdata.RowName(row.uid, number) for row, number in zip(read.rows, numbers, strict=True)]
+    predicted = Predicted(rows, logits, class_names(names, read.choices))
     score = predicted.score()
     facts = {
         "task": task,
@@ -144,7 +131,7 @@ def classify_line(facts: Mapping[str, Any]) -> str:
     return f"{facts['task']}: accuracy {facts['accuracy']:.4f} ({right}), loss {facts['loss']:.4f}"
 
 
-def _classes(model: Model, task: Task) -> tuple[str, ...]:
+def _classes(model: Model, task: str) -> tuple[str, ...]:
     """The names of the model's classes; (): it chooses."""
     if model.classes is None or (task == "race") != (model.classes == ()):
         what = "does not classify rows" if model.classes is None else "has classes" if model.classes else "chooses"
@@ -157,7 +144,7 @@ def _classes(model: Model, task: Task) -> tuple[str, ...]:
     return model.classes
 
 
-def _number(label: int, read: LabelledFile, names: Sequence[str]) -> int:
+def _number(label: int, read: mdata.LabelledFile, names: Sequence[str]) -> int:
     """The number of the data's label among the model's classes."""
     if not names or tuple(names) == read.labels or all(name.startswith(NAMELESS) for name in names):
         return label

@@ -158,9 +158,10 @@ def test_kill_9_within_an_epoch_and_run_again(one, data, tmp_path):
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_rows_of_a_known_bayes_rate(tmp_path, noise):
     """Two epochs: all of the dev set is right, or as much of it as its noise leaves."""
-    rows = {"train": 1600, "dev_a": 800}
+    rows = {"train": 800, "dev_a": 400}
     data = make_labelled(tmp_path, rows, noise=noise)
-    config = config_of(data, tmp_path / "run", steps=200, interval=100, batch=16)
+    config = config_of(data, tmp_path / "run", steps=100, interval=50, batch=16)
+    config = replace(config, train=replace(config.train, micro_batch=16))
     alone(config)
     accuracy = read_metrics(tmp_path / "run")[-1]["accuracy"]["dev_a"]
     sigma = (noise * (1 - noise) / rows["dev_a"]) ** 0.5
