@@ -101,7 +101,7 @@ def make_sentences(
     return folder / f"{name}_text_{'sentence' if split_sentences else 'document'}.json"
 
 
-def make_chat(folder: Path) -> Path:
+def make_chat(folder: Path, *, chat_template: str = "plain") -> Path:
     """Conversations of one or two questions and answers of up to three words, by bytes."""
     draw = random.Random(5)
     lines = []
@@ -120,7 +120,7 @@ def make_chat(folder: Path) -> Path:
             tokenizer_type="ByteTokenizer",
             json_keys=("messages",),
             chat=True,
-            chat_template="plain",
+            chat_template=chat_template,
         )
     )
     return folder / "c_messages_chat.json"

@@ -624,10 +624,12 @@ class TrainSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluateSection:
-    """Tasks of `mtrain eval` that score the model during training."""
+    """Tasks of `mtrain eval` that score the model during training, and prompts that it answers."""
 
     tasks: tuple[str, ...] = ()  # each TASK=FILE, such as "lambada=test.jsonl", with TASK as in `mtrain eval --task`
     interval: Positive | None = None  # steps between evaluations; not set: only at the end
+    prompts: tuple[str, ...] = ()  # texts to continue, or of a user if the data are conversations
+    answer_tokens: Positive = 64  # most tokens of an answer; each is the likeliest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

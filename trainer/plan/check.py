@@ -327,11 +327,13 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
         yield f'train.dpo_beta={config.train.dpo_beta:g} applies only to data.kind="pairs"; leave it out'
     if data.document_masks and data.kind in NO_DOCUMENT_MASKS:
         yield f"data.document_masks=true {NO_DOCUMENT_MASKS[data.kind]}; set it to false"
-    if config.evaluate.tasks and data.kind not in TEXT_KINDS:
-        yield (
-            f"evaluate.tasks={list(config.evaluate.tasks)} score how a model continues a text, which "
-            f'data.kind="{data.kind}" does not train; leave it out'
-        )
+    if data.kind not in TEXT_KINDS:
+        for name, asked in (("tasks", config.evaluate.tasks), ("prompts", config.evaluate.prompts)):
+            if asked:
+                yield (
+                    f"evaluate.{name}={list(asked)} {'score' if name == 'tasks' else 'show'} how a model continues a "
+                    f'text, which data.kind="{data.kind}" does not train; leave it out'
+                )
     options = data.of_kind
     if isinstance(options, BertSamplesSection) and options.full_rows and (options.head or data.order == "megatron"):
         needs = "data.bert.head=false" if options.head else 'data.order="native"'

@@ -195,7 +195,7 @@ def read_run(folder: Path) -> ReportedRun:
     plan = _checked(_json(folder / "plan.json", {}), _Plan, folder / "plan.json")
     config = dataclasses.replace(config, data=_placed(config.data, folder, find_record(folder).started_in))
     if is_long:
-        scored = config.evaluate.interval if config.evaluate.tasks else None
+        scored = config.evaluate.interval if config.evaluate.tasks or config.evaluate.prompts else None
         metrics = spread_metrics(folder, eval_intervals=[config.train.eval_interval, scored])
         goodput = f"goodput {share:.1%}" if (share := metrics[-1].get("goodput")) else ""
     else:

@@ -188,6 +188,7 @@ def render(run: ReportedRun, corpora: Corpora) -> str:
         _losses(run, corpora, axis),
         f'<div class="row">{_loss_table(corpora.valid)}{_test_losses(run)}{_throughput(run, axis)}</div>',
         _tasks(run, axis),
+        _answers(run),
         _optimizer(run, axis),
         _experts(run, axis),
         _read(corpora),
@@ -412,6 +413,22 @@ def _tasks(run: ReportedRun, axis: plots.Axis) -> str:
         drawing = plots.over_tokens(name, points, quantity=name.partition(" (")[0].split()[-1], axis=axis)
         panels.append(f"<div><h3>{escape(name)}: {points[-1][1]:.4g}</h3>{drawing}</div>")
     return f'<h2>Tasks</h2><div class="row">{"".join(panels)}</div>' if panels else ""
+
+
+def _answers(run: ReportedRun) -> str:
+    """What the model said to each prompt of the configuration, at up to ten steps; empty without prompts."""
+    steps: dict[str, list[tuple[int, str]]] = {}
+    for line in run.metrics:
+        for one in line.get("answers") or ():
+            steps.setdefault(one["prompt"], []).append((line["step"], one["answer"]))
+    parts = []
+    for prompt, answers in steps.items():
+        last = len(answers) - 1
+        shown = [answers[place] for place in sorted({round(last * n / 9) for n in range(10)})]
+        rows = "".join(f"<tr><td>{step:,}</td><td>{escape(text)}</td></tr>" for step, text in shown)
+        header = "<tr><th>step</th><th>answer</th></tr>"
+        parts.append(f"<h3>{escape(prompt)}</h3><table>{header}{rows}</table>")
+    return f"<h2>Answers</h2>{''.join(parts)}" if parts else ""
 
 
 def _optimizer(run: ReportedRun, axis: plots.Axis) -> str:

@@ -186,8 +186,9 @@ class AfterStep:
                 began_s = time.monotonic()
                 losses = self._evaluate(step)
                 timed = _timed(losses, began_s)
+                answers = self._answers(step)
                 self.saver.poll()  # an earlier save may have ended in the meantime
-                self._record(step, measured | timed, losses)
+                self._record(step, measured | timed | answers, losses)
         if step == self.last and not saved:
             if step == self.plan.steps:
                 raise diverged(f"no checkpoint was written for the last step, {step}", report)
@@ -204,7 +205,7 @@ class AfterStep:
         """Evaluate and record a step that was saved, but whose run ended before it was recorded."""
         began_s = time.monotonic()
         losses = self._evaluate(run.step)
-        self._record(run.step, {**run.measured, **_timed(losses, began_s)}, losses)
+        self._record(run.step, {**run.measured, **_timed(losses, began_s), **self._answers(run.step)}, losses)
         self._keep_the_best(run.step)
         return losses
 
@@ -229,6 +230,15 @@ class AfterStep:
             scorer = RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(config.run.folder).name)
             losses["tasks"] = score_tasks(self.data.tasks, scorer)
         return losses
+
+    def _answers(self, step: int) -> dict[str, Any]:
+        """The prompts of the configuration with what the model says to them after this step, if it is asked."""
+        settings, prompts = self.config.evaluate, self.data.prompts
+        if not (prompts and scores_tasks(step, settings, last=self.plan.steps)):
+            return {}
+        scorer = RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(self.config.run.folder).name)
+        texts = scorer.answers(prompts, most=settings.answer_tokens)
+        return {"answers": [{"prompt": p.text, "answer": text} for p, text in zip(prompts, texts, strict=True)]}
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
         if ranked := ranked_by(losses):
@@ -313,8 +323,8 @@ def reads_sets(step: int, train: TrainSection, *, last: int) -> bool:
 
 
 def scores_tasks(step: int, evaluate: EvaluateSection, *, last: int) -> bool:
-    """Whether tasks, if there are any, score the model after this step."""
-    return bool(evaluate.tasks) and (step == last or is_due(step, evaluate.interval))
+    """Whether tasks or prompts, if there are any, are given to the model after this step."""
+    return bool(evaluate.tasks or evaluate.prompts) and (step == last or is_due(step, evaluate.interval))
 
 
 def is_due(step: int, interval: int | None) -> bool:

@@ -30,7 +30,7 @@ from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
 from trainer.plan.lengths import batch_sizes, order_samples, run_length, skipped_ranges
 from trainer.plan.plan import Plan
-from trainer.tasks.in_training import FixedTask, read_tasks, task_problems
+from trainer.tasks.in_training import FixedTask, Prompt, read_prompts, read_tasks, task_problems
 
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 CHECKED_ROWS = 32  # the same for checking the spans of T5
@@ -47,7 +47,7 @@ class RunData:
         train: endless in the native order; in Megatron's order as many samples as the run reads, or a few more.
         valid, test: name -> finite set; in file order for the native order.
         facts: of the training data, from its manifests, and whether there are validation sets.
-        tasks: that score the run. tokenizer: of the data, if there are any.
+        tasks: that score the run. prompts: that it answers. tokenizer: of the data, if there are any.
     """
 
     train: mdata.Dataset
@@ -56,6 +56,7 @@ class RunData:
     facts: DataFacts
     tasks: Sequence[FixedTask] = ()
     tokenizer: mdata.Tokenizer | None = None
+    prompts: Sequence[Prompt] = ()
 
 
 def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
@@ -106,9 +107,10 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         has_valid=bool(valid),
         document_lengths=_document_lengths(train, config.train) if config.data.documents_apart else (),
     )
-    tokenizer = train.load_tokenizer() if config.evaluate.tasks else None
+    tokenizer = train.load_tokenizer() if config.evaluate.tasks or config.evaluate.prompts else None
     tasks = read_tasks(config.evaluate.tasks, tokenizer=tokenizer is not None)
-    return RunData(train, valid, test, facts, tasks, tokenizer)
+    prompts = read_prompts(config.evaluate.prompts, train, tokenizer)
+    return RunData(train, valid, test, facts, tasks, tokenizer, prompts)
 
 
 def problems_of_sets(config: RunConfig) -> list[MdataError]:
@@ -154,7 +156,8 @@ def _mock(config: RunConfig) -> RunData:
         has_valid=False,
         document_lengths=_mock_lengths(train) if config.data.documents_apart and size else (),
     )
-    return RunData(train, {}, {}, facts, read_tasks(config.evaluate.tasks, tokenizer=False))
+    tasks, prompts = read_tasks(config.evaluate.tasks, tokenizer=False), config.evaluate.prompts
+    return RunData(train, {}, {}, facts, tasks, prompts=read_prompts(prompts, train, None))
 
 
 def training_batches(

@@ -1,4 +1,4 @@
-"""The losses of a run's evaluation sets, the progress of an evaluation, and the scores of tasks.
+"""The losses of a run's evaluation sets, the progress of an evaluation, the scores of tasks, and answers to prompts.
 
 Every data-parallel rank reads its share of the samples; the sums are reduced once per set. All ranks compute the same
 number of microbatches, because gathering sharded parameters is a collective: a rank with fewer samples ends with one
@@ -26,6 +26,7 @@ from trainer.models.stage import NO_PAIR, Microbatch
 from trainer.run.data import DPO_BETA, evaluation_batches, to_device
 from trainer.run.engine import EVALUATED_PER_RANK, Engine
 from trainer.tasks.classify import Predicted, class_names
+from trainer.tasks.in_training import Prompt
 from trainer.tasks.loaded_model import prompt_ids
 from trainer.tasks.score import Span, SpanScore, batches_by_length
 
@@ -177,22 +178,51 @@ class RunScorer:
         self, spans: Sequence[Span], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
     ) -> list[SpanScore]:
         """The score of each span, on all ranks; microbatches have a size of their own, whatever `batch_size`."""
+        scores = dict[int, SpanScore]()
+        for numbers, batches in self._rounds(spans):
+            nats = self.engine.row_sums(batches, num_rows=len(numbers)).tolist()
+            wrong = nats
+            if greedy:
+                wrong = self.engine.row_sums(batches, num_rows=len(numbers), loss=_unlikely).tolist()
+            scores |= {i: SpanScore(-loss, not bad) for i, loss, bad in zip(numbers, nats, wrong, strict=True)}
+        return [scores[i] for i in range(len(spans))]
+
+    def answers(self, prompts: Sequence[Prompt], *, most: int) -> list[str]:
+        """What the model says to each prompt, on all ranks: always the likeliest token, and whole rows for each.
+
+        Args:
+            most: tokens of an answer, which also ends with the row.
+        """
+        assert self.tokenizer is not None, "read_prompts refuses prompts without a tokenizer"
+        texts = [list(prompt.ids) for prompt in prompts]
+        going = list(range(len(prompts)))
+        for _ in range(most):
+            spans = [Span((*texts[number], 0), len(texts[number])) for number in going]
+            likeliest = dict[int, int]()
+            for numbers, batches in self._rounds(spans):
+                ids = self.engine.row_sums(batches, num_rows=len(numbers), loss=_likeliest).tolist()
+                likeliest |= {going[i]: int(id) for i, id in zip(numbers, ids, strict=True)}
+            going = [n for n, id in likeliest.items() if id not in prompts[n].ends]
+            for number in going:
+                texts[number].append(likeliest[number])
+            going = sorted(number for number in going if len(texts[number]) < self.context)
+            if not going:
+                break
+        return [self.tokenizer.decode(text[len(prompt.ids) :]) for text, prompt in zip(texts, prompts, strict=True)]
+
+    def _rounds(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], list[Microbatch]]]:
+        """(numbers of some spans, this rank's microbatches of them) until all spans have been in one."""
         engine, mesh = self.engine, self.engine.world.mesh
         # Ranks that share a row need equal parts of it; FP8's products need multiples of 16 tokens.
         multiple = 32 * mesh.size("tp") * mesh.size("cp")
         together = engine.dp.size * (1 if engine.plan.pp == 1 else EVALUATED_PER_RANK * engine.plan.pp)
-        scores = dict[int, SpanScore]()
         left = [number for (number,) in batches_by_length(spans, 1)]
         while left:
             longest = max(1, len(spans[left[0]].ids) - 1)
             length = min(-(-longest // multiple) * multiple, self.context)
             rows = max(1, TOGETHER // length)
             numbers, left = left[: rows * together], left[rows * together :]
-            batches = self._microbatches([spans[i] for i in numbers], rows=rows, length=length)
-            nats = engine.row_sums(batches, num_rows=len(numbers)).tolist()
-            wrong = engine.row_sums(batches, num_rows=len(numbers), loss=_unlikely).tolist() if greedy else nats
-            scores |= {i: SpanScore(-loss, not bad) for i, loss, bad in zip(numbers, nats, wrong, strict=True)}
-        return [scores[i] for i in range(len(spans))]
+            yield numbers, self._microbatches([spans[i] for i in numbers], rows=rows, length=length)
 
     def _microbatches(self, spans: Sequence[Span], *, rows: int, length: int) -> list[Microbatch]:
         """This rank's part of the spans, in as many microbatches as each rank has; rows left over are empty."""
@@ -220,7 +250,16 @@ class RunScorer:
 
 
 def _unlikely(logits_BSV: Tensor, batch: Microbatch) -> Tensor:
-    """1 for each token to be scored that is not the likeliest, the lowest id of equal ones: [B, S]."""
+    """1 for each token to be scored that is not the likeliest: [B, S]."""
+    return (_best(logits_BSV) != batch.labels_BS) * batch.loss_mask_BS
+
+
+def _likeliest(logits_BSV: Tensor, batch: Microbatch) -> Tensor:
+    """The likeliest id where a token is to be scored, else 0: [B, S]."""
+    return _best(logits_BSV) * batch.loss_mask_BS
+
+
+def _best(logits_BSV: Tensor) -> Tensor:
+    """The likeliest ids, the lowest of equal ones: int64[B, S]."""
     ids_V = torch.arange(logits_BSV.shape[-1], device=logits_BSV.device)
-    best_BS = torch.where(logits_BSV == logits_BSV.amax(-1, keepdim=True), ids_V, len(ids_V)).amin(-1)
-    return (best_BS != batch.labels_BS) * batch.loss_mask_BS
+    return torch.where(logits_BSV == logits_BSV.amax(-1, keepdim=True), ids_V, len(ids_V)).amin(-1)

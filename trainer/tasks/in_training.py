@@ -1,6 +1,7 @@
 """The tasks that score a run while it trains, `[evaluate] tasks`, each "TASK=FILE"; and the scores of its checkpoints.
 
-They are the tasks of `mtrain eval` with its defaults; each yields a few numbers, for curves over the steps. All files
+Prompts, `[evaluate] prompts`, are answered in between; those of conversations by the corpus' chat template. The tasks
+are those of `mtrain eval` with its defaults; each yields a few numbers, for curves over the steps. All files
 are read when the run starts, so that a missing or broken one does not end a run after days. `mtrain eval RUN
 --all-checkpoints` leaves its numbers in evaluations.json of the run folder; the report draws both.
 """
@@ -14,15 +15,27 @@ from typing import Any, NamedTuple
 
 import mdata
 from mdata import DamageError, MdataError, UsageError
+from mdata.chat.loss_spans import Template
+from mdata.chat.prompt import answer_ends, answer_prompt
+from mdata.chat.templates import CHATML, OWN, PLAIN, choose_template
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from trainer.tasks.lambada import lambada, read_passages
+from trainer.tasks.loaded_model import prompt_ids
 from trainer.tasks.perplexity import perplexity
 from trainer.tasks.score import Scorer
 from trainer.tasks.wikitext import read_text, wikitext
 
 EVALUATIONS = "evaluations.json"
 KINDS = ("lambada", "lambada-strict", "wikitext103", "perplexity")
+
+
+class Prompt(NamedTuple):
+    """A text, the ids that the model continues, and those that end its answer."""
+
+    text: str
+    ids: tuple[int, ...]
+    ends: frozenset[int]
 
 
 class FixedTask(NamedTuple):
@@ -66,6 +79,54 @@ def read_tasks(texts: Sequence[str], *, tokenizer: bool) -> list[FixedTask]:
         else:
             read_passages(Path(data))
     return tasks
+
+
+def read_prompts(texts: Sequence[str], dataset: mdata.Dataset, tokenizer: mdata.Tokenizer | None) -> list[Prompt]:
+    """The prompts of a configuration.
+
+    Args:
+        dataset: the training data; if they are conversations, a prompt is the first turn of the user.
+
+    Raises:
+        UsageError: no tokenizer, a chat template that is not known, or a prompt that leaves no room for an answer.
+    """
+    if not texts:
+        return []
+    if tokenizer is None:
+        fix = "record one in the manifests of its corpora (mdata adopt), or leave evaluate.prompts out"
+        raise UsageError("evaluate.prompts needs a tokenizer, and the data of the run has none", fix=fix)
+    prompts = []
+    template = _template_of(dataset, tokenizer) if isinstance(dataset.options.kind, mdata.Chat) else None
+    for text in texts:
+        if template is None:
+            ids, ends = prompt_ids(tokenizer, text, bos=tokenizer.bos), frozenset[int]()
+        else:
+            ids, ends = answer_prompt(template, tokenizer, [("user", text)]), answer_ends(template, tokenizer)
+        if not 0 < len(ids) < (room := dataset.options.sequence_length):
+            found, expected = f"{len(ids)} tokens: {text[:60]!r}", f"1 to {room - 1} tokens, so that a row has room"
+            raise UsageError("evaluate.prompts has a prompt of another length", found=found, expected=expected)
+        prompts.append(Prompt(text, tuple(ids), ends or frozenset(() if tokenizer.eod is None else (tokenizer.eod,))))
+    return prompts
+
+
+def _template_of(dataset: mdata.Dataset, tokenizer: mdata.Tokenizer) -> Template:
+    """The chat template that made the data.
+
+    Raises:
+        UsageError: it was a file, or is not the tokenizer's any more.
+    """
+    provenance = dataset.components[0].corpus.manifest.provenance
+    recorded = (provenance.options if provenance else {}).get("chat_template") or {}
+    name = recorded.get("name", "")
+    if name in (CHATML, PLAIN, OWN):
+        template = choose_template(name, tokenizer)
+        if template.fingerprint == recorded.get("fingerprint"):
+            return template
+    raise UsageError(
+        "evaluate.prompts needs the chat template of the data",
+        found=f"template {name!r}, which is not stored with them" if name else "data that do not name it",
+        fix="put it beside the tokenizer, as chat_template.jinja, and tokenize again; or leave evaluate.prompts out",
+    )
 
 
 def task_problems(texts: Sequence[str], *, tokenizer: bool) -> list[MdataError]:

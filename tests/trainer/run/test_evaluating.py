@@ -10,15 +10,19 @@ import pytest
 
 from cli.mtrain import main
 from mdata import BadInputError, UsageError
+from mdata.chat.prompt import answer_prompt
+from mdata.chat.templates import choose_template
 from tests.helpers.ranks import RankContext, run_ranks
-from tests.helpers.runs import make_config, make_mix
+from tests.helpers.runs import make_chat, make_config, make_mix
 from trainer.config.sections import CheckpointSection, EvaluateSection, MeshSection, RunConfig
 from trainer.parallel.mesh import Mesh
 from trainer.run.data import open_data
 from trainer.run.metrics import read_metrics
 from trainer.run.train import train
+from trainer.tasks.generate import Request, continue_rows
 from trainer.tasks.in_training import FixedTask, read_evaluations, read_tasks, score_tasks, task_problems
 from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import Sampling
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +130,64 @@ def test_each_checkpoint_is_scored_afterwards(
     capsys.readouterr()
     assert main(["eval", str(corpora), "--all-checkpoints", *task]) == 2
     assert "needs the folder of a run" in capsys.readouterr().err
+
+
+PROMPTS = ("the sea", "of a stone")
+
+
+def _talking(folder: Path, corpus: Path, mesh: MeshSection | None = None) -> RunConfig:
+    config = make_config(folder, blend=corpus, valid=[], steps=6, global_batch=4, micro_batch=2, sequence_length=64)
+    return replace(
+        config,
+        data=replace(config.data, kind="chat"),
+        mesh=mesh or MeshSection(),
+        evaluate=EvaluateSection(prompts=PROMPTS, interval=3, answer_tokens=12),
+        optimizer=replace(config.optimizer, lr=1e-2),
+    )
+
+
+def _answered(context: RankContext, folder: Path) -> list[str]:
+    """The answers of the last checkpoint by the engine of `mtrain generate`."""
+    model = Model.load(str(folder), world=context.join(Mesh(1)))
+    assert model.tokenizer is not None
+    template = choose_template("plain", model.tokenizer)
+    rules = Sampling(temperature=0.0, max_tokens=12)
+    ids = [tuple(answer_prompt(template, model.tokenizer, [("user", text)])) for text in PROMPTS]
+    return [answer.text for answer in continue_rows(model, [Request(ids=of, rules=rules) for of in ids])]
+
+
+@pytest.mark.parametrize(
+    "mesh", [MeshSection(cp=2), pytest.param(MeshSection(pp=2), marks=pytest.mark.soak)], ids=["cp", "pp"]
+)
+def test_prompts_are_answered_while_a_run_trains(tmp_path: Path, mesh: MeshSection) -> None:
+    corpus, folder = make_chat(tmp_path), tmp_path / "run"
+    run_ranks(_train, 2, _talking(folder, corpus, mesh))
+    lines = read_metrics(folder)
+    assert [line["step"] for line in lines if "answers" in line] == [3, 6]
+    told = lines[-1]["answers"]
+    assert [one["prompt"] for one in told] == [*PROMPTS]
+    (afterwards,) = run_ranks(_answered, 1, folder)
+    assert [one["answer"] for one in told] == afterwards and all(afterwards)
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "<h2>Answers</h2>" in page and all(f"<h3>{prompt}</h3>" in page for prompt in PROMPTS)
+
+
+def test_prompts_that_cannot_be_asked_are_named(corpora: Path, tmp_path: Path) -> None:
+    config = _config(corpora, tmp_path / "run")
+    asked = replace(config, evaluate=EvaluateSection(prompts=("word " * 400,)))
+    with pytest.raises(UsageError, match=r"prompt of another length\n.*tokens: 'word word"):
+        open_data(asked)
+    mock = replace(
+        config, data=replace(config.data, blend="mock", valid=()), model=replace(config.model, vocab_size=99)
+    )
+    with pytest.raises(UsageError, match=r"evaluate\.prompts needs a tokenizer"):
+        open_data(replace(mock, evaluate=EvaluateSection(prompts=("a",))))
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    chat = make_chat(tmp_path, chat_template=str(tmp_path / "own.jinja"))
+    data = replace(config.data, kind="chat", blend=str(chat), valid=())
+    with pytest.raises(UsageError, match=r"template 'own\.jinja', which is not stored"):
+        open_data(replace(config, data=data, evaluate=EvaluateSection(prompts=("a",))))
 
 
 def test_tasks_that_cannot_be_read_are_named_before_the_run_starts(corpora: Path, tmp_path: Path) -> None:
