@@ -21,6 +21,8 @@ COMMANDS = (
     Command("clean", "repair and filter web text by rules", module=".clean", group=_MAKE),
     Command("dedup", "find documents that repeat earlier ones", module=".dedup", group=_MAKE),
     Command("decontaminate", "take the texts of test sets out of training text", module=".decontaminate", group=_MAKE),
+    Command("filter", "keep the rows with the lowest or highest scores of a file", module=".filter", group=_MAKE),
+    Command("scores", "statistics of scores of texts, such as their toxicity", module=".scores", group=_MAKE),
     Command("preprocess", "turn text into token files and their manifest", module=".preprocess", group=_MAKE),
     Command("adopt", "write a manifest for token files of another program", module=".adopt", group=_MAKE),
     Command(

@@ -108,6 +108,13 @@ def folder(tmp_path, monkeypatch) -> Path:
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(asked) + "\n")
     (tmp_path / "crawl.warc.gz").write_bytes(gzip.compress(pages.warc_record(pages.answer(pages.html()))))
     (tmp_path / "wiki.xml").write_bytes(pages.DUMP_HEAD + pages.wiki_page("A", "B") + pages.DUMP_END)
+    samples = [{"id": n, "prompt": f"p{n % 2}", "text": f"sample {n}"} for n in range(20)]
+    scores = [{**one, "score": {"toxicity": 1 / (one["id"] + 1)}} for one in samples]
+    quality = [{"id": one["id"], "score": {"edu": one["id"], "fun": 0}} for one in samples]
+    rated = [{"prompt": {"text": f"p{n}", "toxicity": n}} for n in range(2)]
+    files = {"samples": samples, "scores": scores, "quality": quality, "rated_prompts": rated}
+    for name, rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_pair(tmp_path / "other_text_document", [[5], [6]])
     (tmp_path / "run.toml").write_text(RUN)
     words = ["preprocess", "--input", "web.jsonl", "--output-prefix", "parts", "--tokenizer-type", "ByteTokenizer"]

@@ -14,9 +14,11 @@ import functools
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from safetensors.torch import load_file, save_file
 
 import mdata
 from mdata import MdataError, UsageError
+from mdata.cleaning import scores
 from mdata.loader.loader import Batch
 from mdata.rewriting.labelled import MOST_CHOICE, write_labelled
 from mdata.samples.classify import pair
@@ -903,6 +906,49 @@ def _head_rank(context: RankContext, model: Path, file: Mapping[str, torch.Tenso
     return logits.tolist(), totals, reduced(engine, totals[1])
 
 
+# ---- scores of texts
+
+
+def toxicity(folder: Folder, name: str) -> Iterator[Case]:
+    expected = folder.json(name)
+    for part, compare in (("filter", _toxicity_filter), ("metrics", _toxicity_metrics)):
+        yield Case("detoxify", part, functools.partial(compare, folder.root / "data/toxicity", expected[part]))
+
+
+def _toxicity_filter(data: Path, expected: Mapping[str, Any]) -> str:
+    lines = scores.read_scores(data / "annotated.jsonl", "toxicity")
+    kept = scores.chosen(lines, Fraction(1, 2))
+    ids = sorted(json.loads(one.id) for one in kept)
+    if ids != sorted(expected["kept_ids"]):
+        return f"keeps {ids}"
+    values = [one.score for one in lines if one.score is not None]
+    by_part = [[x for x in values if (x > scores.THRESHOLD) == above] for above in (True, False)]
+    found = [len(lines), len(values)]
+    for part in (values, *by_part):
+        facts = scores.statistics(part)
+        found += [facts["mean"], facts["std"], *([] if part is values else [len(part) / len(values)])]
+    facts = scores.statistics([one.score for one in kept if one.score is not None])
+    found += [len(kept), facts["mean"], facts["std"], facts["min"], facts["max"], len(kept)]
+    return _far_numbers(found, expected["printed"])
+
+
+def _toxicity_metrics(data: Path, expected: Mapping[str, Any]) -> str:
+    """Difference: a prompt whose own score is 0 is below the threshold; there it is in no group."""
+    lines = scores.read_scores(data / "continuations_scored.jsonl", "toxicity")
+    prompts = {text: score or None for text, score in scores.read_prompts(data / "prompts.jsonl").items()}
+    found = [scores.statistics([one.score for one in lines if one.score is not None])["mean"]]
+    for group in scores.maxima(lines, prompts).values():
+        found += [group["prompts"], group["expected_maximum"], group["std"], group["probability"]]
+    return _far_numbers(found, expected["printed"])
+
+
+def _far_numbers(found: Sequence[float], printed: Sequence[str]) -> str:
+    """How these numbers differ from those in printed lines."""
+    wanted = [float(number) for line in printed for number in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", line)]
+    near = len(found) == len(wanted) and all(abs(x - y) <= 1e-9 for x, y in zip(found, wanted, strict=True))
+    return "" if near else f"{found} instead of {wanted}"
+
+
 # ---- the list
 
 
@@ -936,7 +982,7 @@ READERS: Mapping[str, Callable[[Folder, str], Iterator[Case]]] = {
     "tasks/race_reader.json": race_readers,
     "tasks/pair_builder.json": pairs,
     "tasks/heads.json": heads,
-    "tasks/detoxify.json": waiting("detoxify", "rows"),
+    "tasks/detoxify.json": toxicity,
     "lm_eval/expected.json": harness,
 }
 KINDS = (
