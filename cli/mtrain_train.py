@@ -203,7 +203,8 @@ def result_text(
         longer = f"raise train.{unit} and optimizer.decay_{unit}"
         lines = [f"step {result.step} is already done; to train further, {longer}"]
     else:
-        loss = f"training loss {result.loss:.4f} nats per token"
+        per = {"pairs": "pair", "classify": "row"}.get(kind, "token")
+        loss = f"training loss {result.loss:.4f} nats per {per}"
         lines = [
             f"step {result.step}, {loss if result.loss == result.loss else 'none of its tokens counts in the loss'}"
         ]

@@ -1,8 +1,8 @@
 """`python -m tests.oracles.tasks FOLDER`: compare a folder of the form of oracle/tasks with the product.
 
-A line for each kind, then `N of M cases equal`; exit code 0 only if all are. A kind of a later part is listed as
-waiting and not counted. An unknown kind, a case that cannot be read and an empty folder are failures. Where Megatron-LM
-is wrong (docs/howto/score.md, docs/howto/generate.md), a case is compared up to where the stated difference begins.
+A line for each kind, then `N of M cases equal`; exit code 0 only if all are. An unknown kind, a case that cannot be
+read and an empty folder are failures. Where Megatron-LM is wrong (docs/howto/score.md, docs/howto/generate.md), a case
+is compared up to where the stated difference begins.
 
 Options: `--kind NAME` (may be repeated) compares only that kind.
 """
@@ -64,7 +64,6 @@ from trainer.tasks.sampling import (
 from trainer.tasks.wikitext import detokenize, detokenizer_by_path, wikitext, windows
 
 GREEDY = Sampling(greedy=True)
-LATER = 20  # the part with finetuning: classification, and filters of generated texts
 DRAWS, LEAST_P = 200_000, 1e-4
 LOG_PROB, LOSS = 1e-4, 1e-5
 
@@ -950,18 +949,6 @@ def _far_numbers(found: Sequence[float], printed: Sequence[str]) -> str:
 
 
 # ---- the list
-
-
-def waiting(kind: str, key: str | None = None) -> Callable[[Folder, str], Iterator[Case]]:
-    """The cases of a later part: the entries of a file, or of its lists."""
-
-    def cases(folder: Folder, name: str) -> Iterator[Case]:
-        table = folder.json(name)
-        count = sum(len(part) for part in table.values()) if isinstance(table, dict) and key is None else len(table)
-        for number in range(count):
-            yield Case(kind, str(number), lambda: "", LATER)
-
-    return cases
 
 
 READERS: Mapping[str, Callable[[Folder, str], Iterator[Case]]] = {

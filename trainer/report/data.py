@@ -287,10 +287,17 @@ def read_corpora(run: ReportedRun) -> Corpora:
     )
 
 
+def loss_unit(run: ReportedRun) -> str:
+    """The unit of the run's loss."""
+    return "nats per pair" if run.config.data.kind == "pairs" else "nats per token"
+
+
 def baselines_of(run: ReportedRun, data: RunData) -> tuple[dict[str, Baselines], list[str]]:
     """(baselines by validation corpus, why there are none), cached in baselines.json for this state of the run."""
     if not data.valid:
         return {}, ["The run has no validation corpus, so there is nothing to evaluate baselines on."]
+    if isinstance(data.train.options.kind, mdata.Pairs):
+        return {}, ["The loss of pairs is not one of tokens, so there are no n-grams to compare it with."]
     tokens = run.consumed * run.config.train.sequence_length
     if tokens > MOST_TOKENS:
         return {}, [f"Baselines are not computed above {MOST_TOKENS:,} training tokens; this run has read {tokens:,}."]

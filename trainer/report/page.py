@@ -28,7 +28,7 @@ from trainer.config.parse import value_text
 from trainer.pipeline.render import render_svg
 from trainer.plan.stages import PipelineLayout
 from trainer.report import plots
-from trainer.report.data import Corpora, ReportedRun, ValidCorpus, read_corpora, read_run, valid_curve
+from trainer.report.data import Corpora, ReportedRun, ValidCorpus, loss_unit, read_corpora, read_run, valid_curve
 from trainer.run.resume import changed_settings
 
 BASELINES = (  # field of Baselines, name on the page, whether it is drawn
@@ -71,7 +71,7 @@ def write_report(run_folder: str | Path) -> tuple[Path, list[str]]:
     corpora = read_corpora(run)
     path = run.folder / "report.html"
     atomic_io.atomic_write(path, render(run, corpora).encode())
-    return path, [_line(corpus) for corpus in corpora.valid if corpus.curve]
+    return path, [_line(corpus, loss_unit(run)) for corpus in corpora.valid if corpus.curve]
 
 
 def write_comparison(run_folders: Sequence[str | Path], path: Path) -> None:
@@ -186,9 +186,10 @@ def render(run: ReportedRun, corpora: Corpora) -> str:
         _head(run),
         _notes(corpora.notes),
         _losses(run, corpora, axis),
-        f'<div class="row">{_loss_table(corpora.valid)}{_test_losses(run)}{_throughput(run, axis)}</div>',
+        f'<div class="row">{_loss_table(run, corpora.valid)}{_test_losses(run)}{_throughput(run, axis)}</div>',
         _tasks(run, axis),
         _answers(run),
+        _rewards(run, axis),
         _optimizer(run, axis),
         _experts(run, axis),
         _read(corpora),
@@ -248,9 +249,9 @@ def _title(run: ReportedRun) -> str:
     return "/".join(run.folder.resolve().parts[-2:])
 
 
-def _line(corpus: ValidCorpus) -> str:
+def _line(corpus: ValidCorpus, unit: str) -> str:
     lines = ", ".join(f"{name} {value:.3f}" for name, value, _ in _baselines(corpus))
-    return f"{corpus.name}: {corpus.curve[-1][1]:.3f} nats per token" + (f" ({lines})" if lines else "")
+    return f"{corpus.name}: {corpus.curve[-1][1]:.3f} {unit}" + (f" ({lines})" if lines else "")
 
 
 def _head(run: ReportedRun) -> str:
@@ -303,7 +304,7 @@ def _losses(run: ReportedRun, corpora: Corpora, axis: plots.Axis) -> str:
     for corpus in shown:
         curve = [(samples * scale, loss) for samples, loss in corpus.curve]
         lines = [(name, value) for name, value, drawn in _baselines(corpus) if drawn]
-        drawing = plots.loss_panel(corpus.name, train, valid=curve, lines=lines, axis=axis)
+        drawing = plots.loss_panel(corpus.name, train, valid=curve, lines=lines, axis=axis, quantity=loss_unit(run))
         panels.append(f"<div><h3>{escape(corpus.name)}</h3>{drawing}</div>")
     panels.append(_component_losses(run, scale, [corpus.name for corpus in corpora.read], axis))
     return f'<h2>Loss</h2>{_legend_of_marks(axis)}<div class="row">{"".join(panels)}</div>'
@@ -334,12 +335,13 @@ def _component_losses(run: ReportedRun, scale: float, names: Sequence[str], axis
         f'<p class="lead">the {len(most)} corpora read most often; {left} more are in metrics.jsonl</p>' if left else ""
     )
     numbers = {name: number for number, name in enumerate(dict.fromkeys([*names, *curves]))}
-    return f"<div><h3>training, by corpus</h3>{note}{plots.component_losses(most, numbers=numbers, axis=axis)}</div>"
+    drawing = plots.component_losses(most, numbers=numbers, axis=axis, quantity=loss_unit(run))
+    return f"<div><h3>training, by corpus</h3>{note}{drawing}</div>"
 
 
-def _loss_table(valid: Sequence[ValidCorpus]) -> str:
+def _loss_table(run: ReportedRun, valid: Sequence[ValidCorpus]) -> str:
     """Per corpus the model's last loss and the baselines, in both units, marked if the model is below."""
-    if not any(corpus.curve or corpus.baselines for corpus in valid):
+    if run.config.data.kind == "pairs" or not any(corpus.curve or corpus.baselines for corpus in valid):
         return ""
     units = "nats per token", "perplexity", "bits per byte"
     header = ["last validation", *(f"{c.name}: {unit}" for c in valid for unit in units)]
@@ -356,7 +358,7 @@ def _loss_table(valid: Sequence[ValidCorpus]) -> str:
 def _test_losses(run: ReportedRun) -> str:
     """The test sets' losses, which exist after the last step."""
     rows = [[Cell(name), _number(f"{loss:.3f}")] for name, loss in (run.metrics[-1].get("test") or {}).items()]
-    return f"<div><h2>Test sets</h2>{table(['at the end', 'nats per token'], rows)}</div>" if rows else ""
+    return f"<div><h2>Test sets</h2>{table(['at the end', loss_unit(run)], rows)}</div>" if rows else ""
 
 
 def _pairs(
@@ -429,6 +431,24 @@ def _answers(run: ReportedRun) -> str:
         header = "<tr><th>step</th><th>answer</th></tr>"
         parts.append(f"<h3>{escape(prompt)}</h3><table>{header}{rows}</table>")
     return f"<h2>Answers</h2>{''.join(parts)}" if parts else ""
+
+
+def _rewards(run: ReportedRun, axis: plots.Axis) -> str:
+    """What DPO says of chosen and rejected conversations; empty for other losses."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for line in run.metrics:
+        for name, value in (line.get("named_losses") or {}).items():
+            if name.startswith("reward_"):
+                samples = line["consumed_samples"] * run.config.train.sequence_length / 1e6
+                curves.setdefault(name.removeprefix("reward_"), []).append((samples, float(value)))
+    if not curves:
+        return ""
+    accuracy = curves.pop("accuracy", [])
+    shown = [(name, curve, number) for number, (name, curve) in enumerate(curves.items())]
+    rewards = plots.several("Rewards", shown, quantity="beta x log ratio", axis=axis, perplexity=False)
+    share = plots.over_tokens("Accuracy", accuracy, quantity="accuracy", axis=axis)
+    panels = f"<div><h3>rewards</h3>{rewards}</div><div><h3>margin above 0</h3>{share}</div>"
+    return f'<h2>Preferences</h2><div class="row">{panels}</div>'
 
 
 def _optimizer(run: ReportedRun, axis: plots.Axis) -> str:

@@ -53,22 +53,30 @@ class Axis:
 
 
 _PLAIN = Axis()
+OF_TOKENS = "nats per token"
 
 
 def loss_panel(
-    name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[str, float]], axis: Axis = _PLAIN
+    name: str,
+    train: Curve,
+    *,
+    valid: Curve,
+    lines: Sequence[tuple[str, float]],
+    axis: Axis = _PLAIN,
+    quantity: str = OF_TOKENS,
 ) -> str:
     """Training and validation loss over tokens and perplexity, with baselines as labelled horizontal lines.
 
     Args:
         name: of the validation corpus. train, valid: (million tokens, nats per token).
-        lines: (label, nats per token).
+        lines: (label, nats per token). quantity: unit of the losses; others than those of tokens have no perplexity.
     """
+    of_tokens = quantity == OF_TOKENS
     values = [y for _, y in [*train, *valid]] + [y for _, y in lines]
     margin = 0.06 * (max(values) - min(values)) or 0.5
     limits = min(values) - margin, max(values) + margin
-    frame = _frame(390, [*train, *valid], limits, right=_PERPLEXITY)
-    parts = [_axes(frame, "nats per token", axis, perplexity=True)]
+    frame = _frame(390, [*train, *valid], limits, right=_PERPLEXITY if of_tokens else 24)
+    parts = [_axes(frame, quantity, axis, perplexity=of_tokens)]
     parts.append(_line(frame, _thinned(train), "stroke-others", "training"))
     valid = _thinned(valid)
     parts.append(_line(frame, valid, "stroke-whole", "validation"))
@@ -98,7 +106,11 @@ def over_tokens(label: str, curve: Curve, *, quantity: str, axis: Axis = _PLAIN)
 
 
 def component_losses(
-    curves: Sequence[tuple[str, Curve]], *, numbers: Mapping[str, int] | None = None, axis: Axis = _PLAIN
+    curves: Sequence[tuple[str, Curve]],
+    *,
+    numbers: Mapping[str, int] | None = None,
+    axis: Axis = _PLAIN,
+    quantity: str = OF_TOKENS,
 ) -> str:
     """Training loss over tokens, a line for each component of the blend.
 
@@ -109,7 +121,14 @@ def component_losses(
     numbers = numbers or {name: number for number, (name, _) in enumerate(curves)}
     coloured = [(name, curve, numbers[name]) for name, curve in curves]
     measured = f"{sum(len(curve) for _, curve in curves):,} measurements of {len(curves)} corpora"
-    return several("Training loss by corpus", coloured, quantity="nats per token", axis=axis, description=measured)
+    return several(
+        "Training loss by corpus",
+        coloured,
+        quantity=quantity,
+        axis=axis,
+        description=measured,
+        perplexity=quantity == OF_TOKENS,
+    )
 
 
 def several(

@@ -28,6 +28,7 @@ from trainer.models.stage import Microbatch
 from trainer.parallel.mesh import Mesh, mesh_of
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
+from trainer.report.page import write_report
 from trainer.run.data import open_data, training_batches
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
@@ -187,6 +188,15 @@ def test_a_reference_of_other_weights_is_computed_again(corpus, alone, tmp_path)
     (line,) = _lines(replace(config, run=replace(config.run, seed=8)), 1)
     assert line[0] == pytest.approx(np.log(2), rel=1e-12)
     assert (tmp_path / "run" / FILE).read_bytes() != (folder / FILE).read_bytes()
+
+
+def test_the_report_shows_rewards_and_no_perplexity(alone):
+    folder, _ = alone
+    path, lines = write_report(folder)
+    page = path.read_text()
+    assert lines == [f"valid: {read_metrics(folder)[-1]['valid']['valid']:.3f} nats per pair"]
+    assert "<h2>Preferences</h2>" in page and "The loss of pairs is not one of tokens" in page
+    assert "perplexity" not in page and "nats per token" not in page
 
 
 def test_skipped_samples_do_not_count(corpus, tmp_path):
