@@ -182,6 +182,7 @@ def _program(found: Arguments, tensors: Mapping[str, TensorInfo]) -> str:
     """Which of Megatron's programs a checkpoint is of; tensors of heads say it of those that ours did not write."""
     family = "bert" if "lm_head.dense.weight" in tensors else found.get(FAMILY_KEY)
     family = "t5" if "decoder.layers.cross_attention.linear_q.weight" in tensors else family
+    family = "mamba" if "decoder.layers.mixer.A_log" in tensors else family
     return next((name for name, of_program in PROGRAMS.items() if of_program == family), PROGRAM)
 
 

@@ -57,6 +57,8 @@ _EXTRA_STATE = (  # of layers that are in a model, and of the attention that the
     "mlp.linear_fc1",
     "mlp.linear_fc2",
     *(f"cross_attention.{name}" for name in ("linear_q", "linear_kv", "linear_proj", "core_attention")),
+    "mixer.in_proj",
+    "mixer.out_proj",
 )
 IGNORED = ("_extra_state", "rotary_pos_emb.inv_freq", "rng_state", "rerun_state_machine_state")
 
@@ -191,7 +193,9 @@ def megatron_links(
 
 
 def _forms(form: Form, layout: StateDictLayout) -> Iterator[Form]:
-    """A form, or those of the tensors of its experts."""
+    """A form, or those of the tensors of its experts; in torch_dist a part may be a tensor."""
+    if form.split and layout.experts_together:
+        form = dataclasses.replace(form, tensor=form.split, theirs_in={})
     if form.apart is None or layout.experts_together:
         yield form
         return
@@ -226,6 +230,8 @@ def are_alike(family: Family, shape: ModelShape) -> bool:
         if number is not None:
             of_block.setdefault(number, set()).add(rest)
     megatron = family.megatron
+    if megatron is not None and not megatron.stacks:
+        return False
     two = megatron is not None and megatron.place is not None
     return two or len({frozenset(names) for names in of_block.values()}) <= 1
 

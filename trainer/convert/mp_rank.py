@@ -316,10 +316,13 @@ def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
         UsageError: names what tp or pp does not divide.
     """
     shape = model.shape
-    sizes = {
-        "num_kv_heads": shape.num_kv_heads, "num_heads": shape.num_heads, "ffn_hidden_size": shape.ffn_hidden_size,
-    }  # fmt: skip
-    sizes |= {name: size for name, size in model.family.cut_by_tp(model.config).items() if ".moe." in name}
+    cut = model.family.cut_by_tp(model.config)
+    own = {name: size for name, size in cut.items() if name.startswith(("model.moe.", "model.mamba."))}
+    sizes = {name.removeprefix("model."): size for name, size in own.items()}
+    if "model.num_heads" in cut:
+        sizes |= {"num_kv_heads": shape.num_kv_heads, "num_heads": shape.num_heads}
+    if any(name.startswith("model.ffn_hidden_size") for name in cut):
+        sizes["ffn_hidden_size"] = shape.ffn_hidden_size
     if model.config.model.moe is not None:
         sizes["moe.ffn_hidden_size"] = model.config.model.moe.ffn_hidden_size or shape.ffn_hidden_size
     wrong = [f"{name}={size} by tp={tp}" for name, size in sizes.items() if size % tp]

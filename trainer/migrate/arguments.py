@@ -17,8 +17,16 @@ from trainer.migrate.flags import Flag
 from trainer.migrate.shell import unknown
 
 PROGRAM = "pretrain_gpt.py"
-# Megatron-LM's programs that are converted -> the family of their models, which is also the kind of their samples.
-PROGRAMS: Mapping[str, str] = MappingProxyType({PROGRAM: "gpt", "pretrain_bert.py": "bert", "pretrain_t5.py": "t5"})
+# Megatron-LM's programs that are converted -> the family of their models.
+PROGRAMS: Mapping[str, str] = MappingProxyType(
+    {
+        PROGRAM: "gpt",
+        "pretrain_bert.py": "bert",
+        "pretrain_t5.py": "t5",
+        "pretrain_mamba.py": "mamba",
+        "pretrain_hybrid.py": "mamba",
+    }
+)
 
 _NAMED = 10  # unknown words that are named, with a suggestion; further ones are only counted
 
@@ -45,6 +53,11 @@ class Given:
     def family(self) -> str:
         """The family of the models that the program trains."""
         return PROGRAMS[self.program]
+
+    @property
+    def continues_text(self) -> bool:
+        """Whether its samples are text to be continued; otherwise their kind has the name of the family."""
+        return self.family in ("gpt", "mamba")
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]

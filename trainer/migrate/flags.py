@@ -1,4 +1,4 @@
-"""The arguments of Megatron-LM's pretrain_gpt.py, _bert.py and _t5.py that become settings of ours: one table.
+"""The arguments of Megatron-LM's pretrain_gpt.py, _bert.py, _t5.py and _mamba.py that become settings: one table.
 
 A row: name | kind of its value | Megatron's default | our key | how. With `=` the value is copied; otherwise a rule of
 `rules_model.py` or `rules_run.py` makes the setting. `switch`: no value; `texts`: one or more values. A second name of
@@ -88,6 +88,14 @@ _TABLE = """
 --moe-token-drop-policy | text | probs | model.moe.drop | probs: weight; position: the first tokens, there any of them
 --moe-shared-expert-intermediate-size | int | | model.moe.shared_ffn_hidden_size |
 --moe-shared-expert-gate | switch | | model.moe.shared_gate |
+--hybrid-override-pattern | text | | model.mamba.pattern | pretrain_mamba.py, like the next seven
+--hybrid-layer-pattern | text | | model.mamba.pattern | with cuts between stages: mesh.layers_per_stage
+--hybrid-attention-ratio | float | 0.0 | model.mamba.attention_ratio |
+--hybrid-mlp-ratio | float | 0.0 | model.mamba.mlp_ratio |
+--mamba-num-heads | int | | model.mamba.num_heads | default 2 x hidden size / --mamba-head-dim
+--mamba-head-dim | int | 64 | model.mamba.head_dim |
+--mamba-num-groups | int | 8 | model.mamba.num_groups |
+--mamba-state-dim | int | 128 | model.mamba.state_size |
 --attention-dropout | float | 0.1 | = model.attention_dropout |
 --hidden-dropout | float | 0.1 | = model.hidden_dropout |
 --untie-embeddings-and-output-weights | switch | | model.tie_embeddings | false

@@ -21,8 +21,6 @@ from trainer.migrate.shell import Work, read_commands
 # Megatron-LM's other programs, and what mtrain lacks for them.
 _OTHERS = MappingProxyType(
     {
-        "pretrain_mamba.py": "layers of state-space models (Mamba)",
-        "pretrain_hybrid.py": "layers of state-space models (Mamba)",
         "pretrain_vlm.py": "an encoder of images",
         "pretrain_ict.py": "two encoders for retrieval",
         "pretrain_retro.py": "attention to retrieved text (RETRO)",

@@ -20,6 +20,7 @@ from trainer.migrate.rules_run import run_rules
 from trainer.migrate.settings import Refusal, Setting
 
 _NOT_SET = "this value turns it off, as without it"
+_MIXERS = ("mamba_stack_spec", "hybrid_stack_spec")  # the layers of pretrain_mamba.py, as --spec names them
 _NO_EFFECT = "no effect with the other arguments, in Megatron-LM or here"
 
 
@@ -176,6 +177,8 @@ def _found(arguments: Given, table: Mapping[str, Flag], world_size: int | None) 
 
 
 def _is_default(flag: Flag, arguments: Given) -> bool:
+    if flag.name == "--spec" and arguments.family == "mamba" and arguments.texts[flag.name].endswith(_MIXERS):
+        return True
     return flag.use == "refused" and flag.kind != "switch" and _same(arguments.texts[flag.name], flag)
 
 

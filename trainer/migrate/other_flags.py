@@ -8,13 +8,18 @@ REMOVED has names that Megatron-LM no longer takes, and what replaced them.
 
 NOT_NEEDED: tuple[tuple[str, str], ...] = (
     (
+        "the pattern of layers says it; layers that add to the stream count as in hybrids there",
+        "--is-hybrid-model",
+    ),
+    (
         "it names a kernel; here [kernels] and a self-test choose kernels, which changes rounding only",
         """--attention-backend=auto --no-masked-softmax-fusion --no-bias-dropout-fusion --no-rope-fusion
         --cross-entropy-loss-fusion --cross-entropy-fusion-impl=native --use-flash-attn --no-persist-layer-norm
         --no-gradient-accumulation-fusion --transformer-impl=transformer_engine --symmetric-ar-type=
         --use-fused-weighted-squared-relu --use-kitchen-attention --kitchen-attention-backend=sdpa
         --disable-jit-fuser --flash-attention-version= --fused-residual-rmsnorm --use-transformer-engine-op-fuser
-        --batch-invariant-backend=te_native --muon-fp32-matmul-prec=medium --muon-use-syrk""",
+        --batch-invariant-backend=te_native --muon-fp32-matmul-prec=medium --muon-use-syrk
+        --disable-mamba-mem-eff-path""",
     ),
     (
         "grouping and overlapping communication does not change results; here the layout decides it",
@@ -348,9 +353,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "no model here supports it; `mtrain config --key model` lists the settings",
         """--mrope-section=*
         --use-legacy-models --init-method-xavier-uniform --heterogeneous-layers-config-path=
-        --heterogeneous-layers-config-encoded-json= --spec=*local --hybrid-attention-ratio=0.0 --hybrid-mlp-ratio=0.0
-        --hybrid-override-pattern= --mamba-state-dim=128 --mamba-head-dim=64 --mamba-num-groups=8 --is-hybrid-model
-        --qk-l2-norm --mamba-num-heads= --disable-mamba-mem-eff-path --mtp-standalone
+        --heterogeneous-layers-config-encoded-json= --spec=*local --qk-l2-norm --mtp-standalone
         --attention-output-gate --experimental-attention-variant= --dsa-indexer-n-heads= --dsa-indexer-head-dim=
         --dsa-indexer-topk= --dsa-indexer-loss-coeff= --dsa-indexer-use-sparse-loss --linear-conv-kernel-dim=4
         --linear-key-head-dim=128 --linear-value-head-dim=128 --linear-num-key-heads=16 --linear-num-value-heads=32
@@ -363,7 +366,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --mup-attn-scale-power=1.0 --enable-mhc-connections --mhc-num-residual-streams=4
         --mhc-sinkhorn-iterations=20 --mhc-init-gating-factor=0.01 --mhc-recompute-layer-num=
         --gdp-num-householder=3 --gdp-cutedsl-kernel --gdp-num-chunk-states-to-recompute=2
-        --mamba-training-ssm-states-dtype= --mla-down-proj-fusion --hybrid-layer-pattern=""",
+        --mamba-training-ssm-states-dtype= --mla-down-proj-fusion""",
     ),
     (
         "the range of pairs that YaRN scales is rounded to whole numbers here; leave it out",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from trainer.config.sections import MambaSection
 from trainer.migrate.arguments import Given
 from trainer.migrate.settings import Refusal, Setting, is_count
 
@@ -41,8 +42,9 @@ def model_rules(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("model.mtp.num_layers", a["--mtp-num-layers"], flags[:1])
         yield Setting("model.mtp.loss_factor", a["--mtp-loss-scaling-factor"], flags[1:])
     yield from _mlp(a)
-    if a["--num-experts"] and a.family == "gpt":
+    if a["--num-experts"] and a.continues_text:
         yield from _experts(a)
+    yield from _mixers(a)
     yield from _vocabulary(a)
 
 
@@ -237,7 +239,8 @@ def _experts(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting(f"model.moe.{key}", a[flag], (flag,))
     size = a["--moe-ffn-hidden-size"] or (_ffn_hidden_size(a) if a["--ffn-hidden-size"] or a["--hidden-size"] else None)
     yield Setting("model.moe.ffn_hidden_size", size, ("--moe-ffn-hidden-size", "--ffn-hidden-size"))
-    yield from _expert_layers(a)
+    if a.family != "mamba":  # whose pattern says it
+        yield from _expert_layers(a)
     score = a["--moe-router-score-function"]
     if score not in ("softmax", "sigmoid"):
         yield Refusal("--moe-router-score-function", "expected softmax or sigmoid")
@@ -263,6 +266,37 @@ def _experts(a: Given) -> Iterator[Setting | Refusal]:
     yield from _balance(a)
     if a["--moe-expert-capacity-factor"]:
         yield from _capacity(a)
+
+
+_OF_MIXERS: Mapping[str, str] = {
+    "--hybrid-attention-ratio": "attention_ratio",
+    "--hybrid-mlp-ratio": "mlp_ratio",
+    "--mamba-num-heads": "num_heads",
+    "--mamba-head-dim": "head_dim",
+    "--mamba-num-groups": "num_groups",
+    "--mamba-state-dim": "state_size",
+}
+
+
+def _mixers(a: Given) -> Iterator[Setting | Refusal]:
+    """Settings of [model.mamba]."""
+    patterns = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
+    if a.family != "mamba":
+        mixers = (flag for flag, key in _OF_MIXERS.items() if a[flag] != getattr(MambaSection(), key))
+        for flag in (*(flag for flag in patterns if a[flag]), *(flag for flag in mixers if flag in a)):
+            yield Refusal(flag, "pretrain_mamba.py alone has such layers; leave it out, or name that program")
+        return
+    for flag, key in _OF_MIXERS.items():
+        if a[flag] != getattr(MambaSection(), key):  # its defaults are ours
+            yield Setting(f"model.mamba.{key}", a[flag], (flag,))
+    for flag in [flag for flag in patterns if a[flag]][:1]:
+        stages = a[flag].split("|")
+        if "/" in a[flag]:
+            yield Refusal(flag, "layers that predict later tokens (/) are not supported here; leave them out")
+            continue
+        yield Setting("model.mamba.pattern", "".join(stages), (flag,))
+        if len(stages) > 1:
+            yield Setting("mesh.layers_per_stage", tuple(map(len, stages)), (flag,), note="its | cut it into stages")
 
 
 def _expert_layers(a: Given) -> Iterator[Setting | Refusal]:
@@ -313,7 +347,7 @@ def _capacity(a: Given) -> Iterator[Setting | Refusal]:
 
 def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:
     """Megatron-LM's loss includes the padding rows, so here they are rows of the vocabulary."""
-    kind = a["--tokenizer-type"] if "--tokenizer-type" in a or a.family == "gpt" else "BertWordPieceLowerCase"
+    kind = a["--tokenizer-type"] if "--tokenizer-type" in a or a.continues_text else "BertWordPieceLowerCase"
     if a["--padded-vocab-size"]:
         yield Setting("model.vocab_size", a["--padded-vocab-size"], ("--padded-vocab-size",))
         return

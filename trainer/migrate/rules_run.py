@@ -183,7 +183,7 @@ def _data(a: Given) -> Iterator[Setting | Refusal]:
 
 def _samples(a: Given) -> Iterator[Setting | Refusal]:
     """The kind of samples; what the programs of BERT and T5 fix of their masks is our default, too."""
-    if a.family == "gpt":
+    if a.continues_text:
         yield from _rearranged(a)
         return
     section = f"data.{a.family}"

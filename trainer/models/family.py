@@ -114,6 +114,8 @@ class Form:
         apart: (number of an expert, whether one layer computes all) -> the name of its own tensor, in state dicts of
             Megatron that do not have those of all experts in one; theirs then lacks the axis "expert". None: it is of
             no expert.
+        split: the name of this part alone in torch_dist checkpoints, where parts are tensors of their own; "": they are
+            not.
     """
 
     tensor: str
@@ -124,6 +126,7 @@ class Form:
     cut: str = ""
     ours_in: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     apart: Callable[[int, bool], str] | None = None
+    split: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +205,7 @@ class Megatron:
         aliases: names of tensors -> names under which its modules hold the same ones again. Its optimizer has the state
             of such a tensor under the second name, and its loader wants the tensor under both.
         last_norm: the name of its last norm in the stack.
+        stacks: whether torch_dist checkpoints have layers that are alike as one tensor.
     """
 
     arguments: Callable[[Json], dict[str, Any]]
@@ -210,6 +214,7 @@ class Megatron:
     place: Callable[[Any, int], LayerPlace] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     last_norm: str = "final_layernorm"
+    stacks: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from trainer.convert.model_folder import ModelFolder
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import FILE, write_mp_rank
 from trainer.convert.torch_dist_write import write_torch_dist
+from trainer.models.family import family_named
 from trainer.models.gpt import FAMILY as GPT
 from trainer.models.gpt.shape import gpt_shape
 
@@ -715,6 +716,37 @@ def test_latents_and_further_layers_are_written_and_read(form, tied, tmp_path):
     back = everything(found.source)
     assert back.keys() == held.keys() and all(torch.equal(back[name], x) for name, x in held.items())
     assert effective(found.config) == effective(config) and found.config.model.mtp == config.model.mtp
+
+
+@pytest.mark.parametrize("form", ["mp_rank", "torch_dist"])
+@pytest.mark.parametrize("pattern", ["M-*E", "MM"])
+def test_mixers_are_written_and_read(form, pattern, tmp_path):
+    """z, x, B, C and dt are cut each by itself for tp ranks, and are tensors of their own in torch_dist."""
+    section = {"pattern": pattern, "head_dim": 8, "num_groups": 2, "state_size": 6}
+    given = {"family": "mamba", "num_layers": len(pattern), "hidden_size": 32, "num_heads": 4, "vocab_size": 50}
+    given |= {"mamba": section, "position": "none", "activation": "squared_relu", "tie_embeddings": False}
+    given |= {"moe": {"num_experts": 4, "ffn_hidden_size": 16, "balance": "none"}} if "E" in pattern else {}
+    config = model_config(given, where="", context=32)
+    family = family_named("mamba")
+    sizes = family.logical_shapes(family.shape(config, 50))
+    held = {f"weight/{name}": torch.randn(size) for name, size in sizes.items()}
+    run = RunState(3, 0, "", {}, 3, "")
+    model = ModelFolder(path=tmp_path, format="mtrain", config=config, source=Held(held), run=run)
+    options = {"dtype": torch.float32, "report": lambda _: None}
+    if form == "mp_rank":
+        write_mp_rank(tmp_path, model, tp=2, pp=2, **options)
+        stored = load_torch(next(tmp_path.glob(f"iter_*/mp_rank_01_000/{FILE}")))["model"]
+        parts = [held[f"weight/blocks.0.mixer.{part}.weight"].chunk(2)[1] for part in ("z", "x", "B", "C", "dt")]
+        assert torch.equal(stored["decoder.layers.0.mixer.in_proj.weight"], torch.cat(parts))
+        assert "decoder.final_norm.weight" in load_torch(next(tmp_path.glob(f"iter_*/mp_rank_01_001/{FILE}")))["model"]
+    else:
+        write_torch_dist(tmp_path, model, states=("weight",), form="adam", **options)
+        source = ChunkSource(tmp_path / "iter_0000003")
+        assert source.tensors["decoder.layers.0.mixer.conv1d.weight.B"].shape == (12, 1, 4)
+    found = open_model(tmp_path)
+    back = everything(found.source)
+    assert back.keys() == held.keys() and all(torch.equal(back[name], x) for name, x in held.items())
+    assert effective(found.config) == effective(config)
 
 
 EXPERTS = MoESection(

@@ -53,6 +53,19 @@ PROGRAM_OF = {
     "--decoder-num-layers": "pretrain_t5.py",
     "--relative-attention-num-buckets": "pretrain_t5.py",
     "--relative-attention-max-distance": "pretrain_t5.py",
+    **dict.fromkeys(
+        (
+            "--hybrid-override-pattern",
+            "--hybrid-layer-pattern",
+            "--hybrid-attention-ratio",
+            "--hybrid-mlp-ratio",
+            "--mamba-num-heads",
+            "--mamba-head-dim",
+            "--mamba-num-groups",
+            "--mamba-state-dim",
+        ),
+        "pretrain_mamba.py",
+    ),
 }
 RAMPED = "--weight-decay-incr-style linear --start-weight-decay 0.02 --end-weight-decay 0.03"
 # name | other arguments (without NAME: this required one is left out) | its value | the value of the key
@@ -128,6 +141,14 @@ EXAMPLES = f"""
 --window-attn-skip-freq | --window-size 7,0 | 4 | 4
 --softmax-type | | learnable | "learned"
 --quick-geglu | --no-bias-gelu-fusion | | "quick_geglu"
+--hybrid-override-pattern | | M*-MM*-M | "M*-MM*-M"
+--hybrid-layer-pattern | | 'M*-M|M*-M' | "M*-MM*-M"
+--hybrid-attention-ratio | | 0.25 | 0.25
+--hybrid-mlp-ratio | | 0.25 | 0.25
+--mamba-num-heads | | 16 | 16
+--mamba-head-dim | --mamba-num-groups 2 | 32 | 32
+--mamba-num-groups | --mamba-num-heads 16 | 4 | 4
+--mamba-state-dim | | 64 | 64
 --num-experts | | 8 | 8
 --moe-router-topk | {EXPERTS} | 3 | 3
 --moe-ffn-hidden-size | {EXPERTS} | 48 | 48

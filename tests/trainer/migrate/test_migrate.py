@@ -646,8 +646,8 @@ def test_a_table_of_batch_sizes_and_the_schedules_that_count_samples() -> None:
 
 
 def test_what_may_stand_in_unknown_arguments_is_not_called_missing() -> None:
-    words = ["--num-layers", "2", "<SIZES>", "--bf16", "<DATA>", "--mamba-num-heads", "4", "--lr-decay-style", "WSD"]
-    lacking = "--mamba-num-heads 4: no model here supports it; `mtrain config --key model` lists the settings"
+    words = ["--num-layers", "2", "<SIZES>", "--bf16", "<DATA>", "--mup-base-head-dim", "4", "--lr-decay-style", "WSD"]
+    lacking = "--mup-base-head-dim 4: no model here supports it; `mtrain config --key model` lists the settings"
     unclear = [f"{name} stands for arguments that are not known here; write them out" for name in ("<SIZES>", "<DATA>")]
     assert migrate(words, 8).refused == (*unclear, lacking)
     (problem,) = migrate([*BASE, "--save", "<FOLDER>"], 1).refused
@@ -658,3 +658,30 @@ def test_unknown_words_are_named_up_to_a_limit() -> None:
     refused = migrate([*BASE, *(f"--x{i}" for i in range(10_000))], 1).refused
     assert len(refused) == 11 and refused[-1].startswith("9990 more")
     assert len(migrate([*BASE, *(word for i in range(1000) for word in ("--seed", f"x{i}"))], 1).refused) == 1
+
+
+def test_mamba_and_hybrids_are_planned(tmp_path: Path) -> None:
+    """The hybrid of Megatron-LM's example, and the newer spelling, whose cuts are those of stages."""
+    base = (
+        "--num-layers 8 --hidden-size 256 --num-attention-heads 8 --group-query-attention --num-query-groups 2 "
+        "--seq-length 128 --max-position-embeddings 128 --normalization RMSNorm --squared-relu --disable-bias-linear "
+        "--untie-embeddings-and-output-weights --position-embedding-type none --micro-batch-size 1 --is-hybrid-model "
+        "--global-batch-size 8 --lr 1e-3 --train-iters 10 --data-path corpus --bf16 --mamba-head-dim 32 --vocab-size "
+        "1000 --tokenizer-type NullTokenizer --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
+    )
+    for words, pattern, stages in (
+        ("--hybrid-override-pattern M-M*-M-M", "M-M*-M-M", ()),
+        ("--hybrid-attention-ratio 0.125 --hybrid-mlp-ratio 0.375", "M-MM*-M-", ()),
+        ("--pipeline-model-parallel-size 2 --hybrid-layer-pattern M-M|*-M-M", "M-M*-M-M", (3, 5)),
+    ):
+        found = migrate([*base.split(), *words.split()], 2, program="pretrain_mamba.py")
+        assert not found.refused
+        path = tmp_path / "run.toml"
+        path.write_text(as_toml(found, title="hybrid", world_size=2), encoding="utf-8")
+        plan = make_plan(config := load_config(path), 2, facts=None)
+        assert (config.model.family, plan.shape.pattern, config.mesh.layers_per_stage) == ("mamba", pattern, stages)
+        assert config.data.kind == "gpt" and plan.shape.mixer.num_heads == 16
+    (line,) = migrate([*base.split(), "--hybrid-layer-pattern", "M-M*-M-M/*-"], 1, program="pretrain_mamba.py").refused
+    assert "predict later tokens (/) are not supported" in line
+    (line,) = migrate([*BASE, "--mamba-num-heads", "4"], 1).refused
+    assert "pretrain_mamba.py alone has such layers" in line

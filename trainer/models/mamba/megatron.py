@@ -52,6 +52,7 @@ def _of_parts(part: str, size: tuple[int, ...], shape: MambaShape) -> Form:
         dict(zip(dims, size, strict=False)),
         {"row": (first, sum(rows.values()))},
         "row",
+        split=f"mixer.{layer}.{kind}.{letter}",
     )
 
 
@@ -69,4 +70,4 @@ def arguments(keys: Json) -> dict[str, Any]:
     }
 
 
-MEGATRON = Megatron(arguments=arguments, tensor=tensor, last_norm="final_norm")
+MEGATRON = Megatron(arguments=arguments, tensor=tensor, last_norm="final_norm", stacks=False)
