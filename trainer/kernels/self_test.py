@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.kernels import plain
+from trainer.kernels import plain, scan
 from trainer.kernels.float8 import (
     E4M3,
     E5M2,
@@ -29,7 +29,7 @@ from trainer.kernels.plain import AdamConstants, AdamState
 
 # Tolerance of a result in that dtype: a few roundings to 8, 11 or 24 bits.
 TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
-TOKENS, WIDTH, HEADS, GROUPS, HEAD, LENGTH = 64, 256, 4, 2, 64, 129
+TOKENS, WIDTH, HEADS, GROUPS, HEAD, LENGTH, SIZE = 64, 256, 4, 2, 64, 129, 32
 Results = Iterator[tuple[str, Tensor]]
 
 
@@ -110,11 +110,30 @@ def _weight_gradient(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dty
     yield "a product over stale numbers", target
 
 
+def _scan(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) -> Results:
+    kernels = scan if kernels is plain else kernels
+    sizes, counts = [HEADS * HEAD, GROUPS * SIZE, GROUPS * SIZE], (HEADS, GROUPS, GROUPS)
+    x = draw(2, LENGTH, sum(sizes)).to(dtype).requires_grad_()
+    weight, bias = (draw(sum(sizes), 4) / 2).float().requires_grad_(), draw(sum(sizes)).float().requires_grad_()
+    delta, A = draw(2, LENGTH, HEADS).float().sigmoid().requires_grad_(), (-draw(HEADS).float().exp()).requires_grad_()
+    dy = draw(2, LENGTH, HEADS, HEAD).to(dtype)
+    halves = torch.arange(LENGTH, device=x.device).expand(2, -1) // (LENGTH // 2)
+    for document in (None, halves):
+        parts = kernels.causal_conv(x, weight, bias, document_BS=document).split(sizes, -1)
+        heads, B, C = (part.unflatten(-1, (count, -1)) for part, count in zip(parts, counts, strict=True))
+        y, _ = kernels.chunk_scan(heads, delta, A, B, C, chunk=32, document_BS=document)
+        yield "the scan", y.detach()
+        gradients = torch.autograd.grad(y, (x, weight, bias, delta, A), dy.to(y.dtype))
+        names = ("the input", "the convolution", "its bias", "steps", "decays")
+        yield from ((f"the gradient of {name}", part) for name, part in zip(names, gradients, strict=True))
+
+
 EXAMPLES: dict[str, Callable[[Any, Callable[..., Tensor], torch.dtype], Results]] = {
     "norm": _norm,
     "attention": _attention,
     "optimizer": _optimizer,
     "weight_gradient": _weight_gradient,
+    "scan": _scan,
 }
 
 

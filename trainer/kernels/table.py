@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +30,7 @@ from trainer.kernels import (
     float8,
     gpu,
     library,
+    mamba_ssm,
     paged_attention,
     plain,
     scan,
@@ -103,6 +105,7 @@ APEX = Kernels(
     adamw_=apex.adamw_,
     add_product=apex.add_product,
 )
+MAMBA_SSM = Kernels(causal_conv=mamba_ssm.causal_conv, chunk_scan=mamba_ssm.chunk_scan)
 # Key of the section [kernels] -> the operations that it decides. Documents and options of scores are not among them:
 # only gpu.py implements those.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -113,6 +116,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "attention": ("attention",),
         "loss": ("logit_statistics", "logits_to_gradient_"),
         "optimizer": ("adamw_", "sgd_"),
+        "scan": ("causal_conv", "chunk_scan"),
         "weight_gradient": ("add_product",),
     }
 )
@@ -160,11 +164,13 @@ def compiled() -> Kernels:
     )
 
 
-def choose_kernels(device: torch.device, dtype: torch.dtype, wanted: KernelsSection | None = None) -> Kernels:
+def choose_kernels(
+    device: torch.device, dtype: torch.dtype, wanted: KernelsSection | None = None, *, scans: bool = False
+) -> Kernels:
     """The kernels that `wanted` names, tested; otherwise the fastest ones.
 
     The fastest are compiled ones on a GPU; on a CPU PyTorch's own if it has them, but the plain ones for 16-bit
-    activations.
+    activations. `scans`: whether the model has mixers, whose fastest kernels on a GPU are those of mamba-ssm.
 
     Raises:
         UsageError: a named kernel is not available, or computes something else.
@@ -173,11 +179,23 @@ def choose_kernels(device: torch.device, dtype: torch.dtype, wanted: KernelsSect
         chosen = compiled()
     else:
         chosen = LIBRARY if device.type == "cpu" and dtype in (torch.float32, torch.float64) else PLAIN
+    if scans and device.type == "cuda" and (wanted is None or wanted.scan == "auto"):
+        chosen = _with_fastest_scan(chosen, device, dtype)
     for group, name in dataclasses.asdict(wanted or KernelsSection()).items():
         if name != "auto" and group in GROUPS:  # tensor_parallel belongs to the layers
             named = _implementation(group, name, device=device, dtype=dtype)
             chosen = dataclasses.replace(chosen, **{each: getattr(named, each) for each in GROUPS[group]})
     return chosen
+
+
+def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """mamba-ssm's, if it is installed and computes the same; otherwise a warning says how slow the plain ones are."""
+    reason = mamba_ssm.missing(device) or ("it does not support fp64" if dtype == torch.float64 else "")
+    if not (reason := reason or differences("scan", MAMBA_SSM, device=device, dtype=dtype)):
+        return dataclasses.replace(kernels, causal_conv=mamba_ssm.causal_conv, chunk_scan=mamba_ssm.chunk_scan)
+    slow = "mixers run on plain PyTorch in fp32, without Tensor Cores and several times slower"
+    warnings.warn(f"{slow}: {reason} ({mamba_ssm.INSTALL})", RuntimeWarning, stacklevel=3)
+    return kernels
 
 
 def _implementation(group: str, name: str, *, device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -190,6 +208,8 @@ def _implementation(group: str, name: str, *, device: torch.device, dtype: torch
     named, reason = TRANSFORMER_ENGINE, transformer_engine.missing(device)
     if name == "apex":
         named, reason = APEX, apex.missing(group, device)
+    if name == "mamba_ssm":
+        named, reason = MAMBA_SSM, mamba_ssm.missing(device)
     if dtype == torch.float64:
         reason = reason or "it does not support fp64"
     if reason := reason or differences(group, named, device=device, dtype=dtype):

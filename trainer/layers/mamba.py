@@ -4,8 +4,9 @@
     y = scan(x, softplus(dt + dt_bias), -exp(A_log), B, C) + D x        out_proj(norm(y silu(z)))
 
 The norm is of each group of heads alone, so a tp rank, which has whole groups, computes all of it. State and window
-restart with each document. Backward computes convolution, scan and norm again: only the first projection's output is
-kept, and not the decays between all pairs of tokens of a chunk.
+restart with each document. Backward of the plain scan computes convolution, scan and norm again: only the first
+projection's output is kept, and not the decays between all pairs of tokens of a chunk. Kernels of a library keep what
+they need, unless the recomputation is selective.
 
 Shapes: B rows, S tokens, N = B * S, D hidden, H local heads of P features, G local groups, F = H * P, K window.
 """
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.kernels.scan import scan_step
+from trainer.kernels.scan import chunk_scan, scan_step
 from trainer.kernels.table import Kernels
 from trainer.layers.attention import Sequences
 from trainer.layers.base import Layer, Parallel, as_input
@@ -59,11 +60,16 @@ class _Weights(NamedTuple):
 
 
 class Mamba2(Layer):
-    """This rank's heads of a mixer."""
+    """This rank's heads of a mixer.
 
-    def __init__(self, shape: MixerShape, parallel: Parallel, *, kernels: Kernels) -> None:
+    Args:
+        selective: convolution, scan and norm are computed again in backward, whatever kernels compute them.
+    """
+
+    def __init__(self, shape: MixerShape, parallel: Parallel, *, kernels: Kernels, selective: bool = False) -> None:
         super().__init__()
         tp, self.shape, self.kernels = parallel.tp.size, shape, kernels
+        self._again = selective or kernels.chunk_scan is chunk_scan
         self.heads, self.groups = shape.num_heads // tp, shape.num_groups // tp
         self.inner, self.convolved = shape.inner // tp, shape.convolved // tp
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(self.heads)) for _ in range(3))
@@ -80,7 +86,8 @@ class Mamba2(Layer):
         if sequences.documents is not None:
             document_BS = sequences.documents.numbers(sequences.batch, sequences.length)
         projected_BSE = projected_NE.view(sequences.batch, sequences.length, -1)
-        mixed_BSF = keep_input(functools.partial(self._mix, document_BS), projected_BSE, *weights)
+        mix = functools.partial(self._mix, document_BS)
+        mixed_BSF = keep_input(mix, projected_BSE, *weights) if self._again else mix(projected_BSE, *weights)
         return self.out_proj(mixed_BSF.flatten(0, 1))
 
     def _weights(self) -> _Weights:

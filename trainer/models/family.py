@@ -233,6 +233,7 @@ class Family:
         counts: shape -> name -> how many numbers; they are summed over a step, and any stage may add to them.
         metrics: (shape, counts of a step) -> what a line of metrics.jsonl says of them.
         active: shape -> the parameters that compute a token; None: all do.
+        scans: shape -> whether blocks have a scan, whose kernel `mtrain plan` then names.
         flops_per_token: (shape, document lengths, see `Plan`) -> operations of forward and backward.
         activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
         stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
@@ -280,6 +281,7 @@ class Family:
     counts: Callable[[Any], Mapping[str, int]] = lambda _: {}
     metrics: Callable[[Any, Mapping[str, Sequence[float]]], dict[str, Any]] = lambda *_: {}
     active: Callable[[Any], int] | None = None
+    scans: Callable[[Any], bool] = lambda _: False
     hugging_face: HuggingFace | None = None
     megatron: Megatron | None = None
 

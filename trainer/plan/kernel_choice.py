@@ -30,12 +30,14 @@ ALL_SCORES = "it holds all attention scores in memory"
 PRODUCT = "PyTorch's matrix product"
 TRANSFORMER_ENGINE = "Transformer Engine"
 APEX = "NVIDIA apex"
+MAMBA_SSM = "mamba-ssm"
 NAMES = {
     "plain": PLAIN,
     "library": LIBRARY,
     "compiled": COMPILED,
     "transformer_engine": TRANSFORMER_ENGINE,
     "apex": APEX,
+    "mamba_ssm": MAMBA_SSM,
 }
 POINTWISE = {
     "norm": "norms",
@@ -44,9 +46,10 @@ POINTWISE = {
     "loss": "loss",
     "optimizer": "optimizer",
 }
+SCAN = "scan and convolution of mixers"
 ATTENTION, WEIGHT_GRADIENT, LINEAR = "attention", "weight gradients", "products of linear layers"
 TENSOR_PARALLEL, LAUNCHES = "communication of tensor parallelism", "kernel launches"
-GPU_LIBRARIES = ("transformer_engine", "apex")
+GPU_LIBRARIES = ("transformer_engine", "apex", "mamba_ssm")
 # Modules that exist if an operation's library is installed, and the key of [kernels] that selects it.
 LIBRARIES = {
     "pointwise": ((TRANSFORMER_ENGINE, "transformer_engine", "norm"), (APEX, "fused_layer_norm_cuda", "norm")),
@@ -91,6 +94,8 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
         *tensor_parallel_choices(config.mesh, config.kernels, plan=plan, device=device),
     )
     pointwise = pointwise_choices(config.kernels, device, dtype=dtype)
+    if family.scans(plan.shape):
+        attention.append(scan_choice(config.kernels, device, dtype=dtype))
     return (*attention, *linear, *pointwise, launch_choice(config, plan, device=device))
 
 
@@ -124,6 +129,19 @@ def linear_choices(precision: PrecisionSection, kernels: KernelsSection, device:
         return products, _named(WEIGHT_GRADIENT, "weight_gradient", kernels.weight_gradient, device)
     others = () if not_gpu else library_reasons(WEIGHT_GRADIENT, "no faster")
     return products, Choice(WEIGHT_GRADIENT, PRODUCT, "it adds to fp32 by itself on a GPU", others)
+
+
+def scan_choice(kernels: KernelsSection, device: Device, *, dtype: str) -> Choice:
+    """The kernels of scan and convolution of mixers."""
+    if kernels.scan != "auto":
+        return _named(SCAN, "scan", kernels.scan, device)
+    if device == "cpu" or dtype == "fp64":
+        why = "used on GPUs only" if device == "cpu" else f"it has no {dtype}"
+        return Choice(SCAN, PLAIN, "in chunks, in at least fp32", ((MAMBA_SSM, why),))
+    if importlib.util.find_spec("mamba_ssm") is None:
+        slow = "in fp32 without Tensor Cores, several times slower"
+        return Choice(SCAN, PLAIN, slow, ((MAMBA_SSM, "it is not installed"),))
+    return Choice(SCAN, MAMBA_SSM, "compared with the plain one when a run starts", ((PLAIN, "several times slower"),))
 
 
 def tensor_parallel_choices(

@@ -13,7 +13,7 @@ import torch
 
 from mdata import UsageError
 from trainer.config.sections import KernelsSection
-from trainer.kernels import apex, plain, self_test, table, transformer_engine
+from trainer.kernels import apex, mamba_ssm, plain, scan, self_test, table, transformer_engine
 from trainer.kernels.float8 import float8_product, float8_quantize
 from trainer.kernels.self_test import EXAMPLES, TOLERANCES, differences, float8_differences
 from trainer.kernels.table import GROUPS, LIBRARY, PLAIN, choose_kernels, float8_kernels
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def without_libraries(monkeypatch):
     """Neither apex nor Transformer Engine is installed, whatever this machine has."""
-    hidden = {"transformer_engine", *apex.EXTENSIONS.values()}
+    hidden = {"transformer_engine", "mamba_ssm", *apex.EXTENSIONS.values()}
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *given: None if name in hidden else find_spec(name, *given)
@@ -54,6 +54,7 @@ def test_named_kernels_take_the_place_of_the_fastest():
         ({"norm": "compiled"}, 'kernels.norm="compiled" cannot be used: it runs on GPUs only'),
         ({"norm": "apex"}, "its extension fused_layer_norm_cuda is not installed"),
         ({"attention": "transformer_engine"}, "it is not installed; set kernels.attention="),
+        ({"scan": "mamba_ssm"}, "mamba-ssm is not installed; set kernels.scan="),
     ],
 )
 def test_a_kernel_that_is_not_there_is_refused(wanted, text):
@@ -73,6 +74,7 @@ WRONG = {
     "attention": ("attention", lambda right, q, k, v, scale: right(q, k, v)),  # forgets the scale
     "optimizer": ("adamw_", lambda right, state, g, n, applied, c: right(state, g, n, torch.tensor(True), c)),
     "weight_gradient": ("add_product", lambda right, target, dy, x_NI, overwrite=False: right(target, dy, x_NI=x_NI)),
+    "scan": ("chunk_scan", lambda right, *given, document_BS=None, **named: right(*given, **named)),  # no documents
 }
 
 
@@ -87,7 +89,9 @@ def test_a_kernel_that_computes_something_else_is_refused_by_name(group, monkeyp
     monkeypatch.setattr(apex, "missing", lambda *_: "")
     monkeypatch.setattr(table, "TRANSFORMER_ENGINE", broken)
     monkeypatch.setattr(transformer_engine, "missing", lambda *_: "")
-    library = "transformer_engine" if group == "attention" else "apex"
+    monkeypatch.setattr(table, "MAMBA_SSM", broken)
+    monkeypatch.setattr(mamba_ssm, "missing", lambda *_: "")
+    library = {"attention": "transformer_engine", "scan": "mamba_ssm"}.get(group, "apex")
     with pytest.raises(UsageError, match=f'kernels.{group}="{library}" cannot be used: its self-test failed: .*; set'):
         choose_kernels(CPU, torch.float32, KernelsSection(**{group: library}))
 
@@ -160,3 +164,34 @@ def test_without_cudnn_in_the_process_the_library_takes_its_own(monkeypatch):
     monkeypatch.setattr(transformer_engine.Path, "read_text", lambda *_, **__: "7f02 r--p 0 0:0 0 \n")
     transformer_engine._share_cudnn()
     assert "CUDNN_PATH" not in os.environ
+
+
+@pytest.mark.usefixtures("without_libraries")
+def test_without_mamba_ssm_a_gpu_is_told_how_slow_mixers_are(monkeypatch):
+    gpu = torch.device("cuda")
+    with pytest.warns(RuntimeWarning, match="plain PyTorch in fp32.* several times slower: mamba-ssm is not installed"):
+        chosen = choose_kernels(gpu, torch.bfloat16, scans=True)
+    assert chosen.chunk_scan is scan.chunk_scan
+    assert choose_kernels(gpu, torch.bfloat16, KernelsSection(scan="plain"), scans=True).chunk_scan is scan.chunk_scan
+    choose_kernels(gpu, torch.bfloat16)  # other models are told nothing
+
+
+def test_mamba_ssm_is_used_where_it_computes_the_same(monkeypatch):
+    """Its functions, called as a library of that name would be: layouts, kinds of numbers and names of arguments."""
+
+    def convolve(x_BCS, weight_CK, bias_C, seq_idx=None, activation=None):
+        assert activation == "silu" and x_BCS.stride(1) == 1 and (seq_idx is None or seq_idx.dtype == torch.int32)
+        return scan.causal_conv(x_BCS.mT, weight_CK, bias_C, document_BS=seq_idx).mT
+
+    def combined(x, dt, A, B, C, chunk_size, seq_idx=None, return_final_states=False):
+        assert return_final_states and (seq_idx is None or seq_idx.is_contiguous())
+        y, state = scan.chunk_scan(x, dt, A, B, C, chunk=chunk_size, document_BS=seq_idx)
+        return y.to(x.dtype), state
+
+    functions = {"causal_conv1d_fn": convolve, "mamba_chunk_scan_combined": combined}
+    monkeypatch.setattr(mamba_ssm, "_function", lambda _, name: functions[name])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())
+    monkeypatch.setattr(mamba_ssm, "missing", lambda _: "")
+    assert differences("scan", table.MAMBA_SSM, device=CPU, dtype=torch.bfloat16) == ""
+    chosen = choose_kernels(CPU, torch.float32, KernelsSection(scan="mamba_ssm"))
+    assert chosen.chunk_scan is mamba_ssm.chunk_scan and chosen.causal_conv is mamba_ssm.causal_conv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def test_kernels_that_the_section_names_are_listed_apart():
 
 
 def test_every_key_of_the_section_is_described():
-    described = {*kernel_choice.POINTWISE, "attention", "weight_gradient"}
+    described = {*kernel_choice.POINTWISE, "attention", "weight_gradient", "scan"}
     fields = {field.name for field in dataclasses.fields(KernelsSection)}
     assert described | {"tensor_parallel", "cuda_graphs", "overlap_passes"} == fields and described == set(GROUPS)
 
@@ -216,3 +217,16 @@ def test_the_facts_of_a_plan_are_json():
     assert facts["recompute"]["mode"] == "selective" and 0 < facts["activation_bytes"] < none["activation_bytes"]
     assert facts["state_bytes"] == none["state_bytes"] > 0 and set(facts["kernels"]) == {"cpu", "gpu"}
     assert facts["kernels"]["gpu"][0]["others"][kernel_choice.PLAIN] == kernel_choice.ALL_SCORES
+
+
+def test_the_scan_of_mixers_is_listed_where_there_are_some(monkeypatch):
+    assert kernel_choice.SCAN not in _choices("gpu")
+    installed: list[str] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: name if name in installed else None)
+    for device, reason in (("cpu", "in chunks, in at least fp32"), ("gpu", "several times slower")):
+        choice = kernel_choice.scan_choice(KernelsSection(), device, dtype="bf16")
+        assert choice.kernel == kernel_choice.PLAIN and choice.reason.endswith(reason)
+    assert dict(choice.others)[kernel_choice.MAMBA_SSM] == "it is not installed"
+    installed.append("mamba_ssm")
+    assert kernel_choice.scan_choice(KernelsSection(), "gpu", dtype="bf16").kernel == kernel_choice.MAMBA_SSM
+    assert kernel_choice.scan_choice(KernelsSection(scan="plain"), "gpu", dtype="bf16").kernel == kernel_choice.PLAIN

@@ -506,6 +506,7 @@ def build_gpt(
     config: RunConfig | None = None,
     allocate: bool = True,
     model: type[GPT] = GPT,
+    scans: bool = False,
 ) -> GPT:
     """Allocate a stage with uninitialized weights directly in its dtype on its device.
 
@@ -513,9 +514,9 @@ def build_gpt(
         groups: axis -> ranks along it: "tp", and "cp" if rows are divided.
         config: for kernels, recomputation and seed; None: the fastest kernels, and nothing is recomputed.
         allocate: False: parameters stay on "meta", to be replaced by the caller.
-        model: GPT, or a family's class that differs from it in its blocks.
+        model: GPT, or a family's class that differs from it in its blocks. scans: whether it has mixers.
     """
-    kernels = choose_kernels(device, dtype, config.kernels if config else None)
+    kernels = choose_kernels(device, dtype, config.kernels if config else None, scans=scans)
     recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)
     with torch.device("meta"):
         dispatch = dict[str, Any]()

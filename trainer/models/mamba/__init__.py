@@ -33,6 +33,7 @@ FAMILY = Family(
     counts=counts,
     metrics=expert_metrics,
     active=active_parameters,
+    scans=lambda shape: "mixer" in kinds(shape),
     hugging_face=HUGGING_FACE,
     megatron=MEGATRON,
 )

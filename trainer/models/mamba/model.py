@@ -37,7 +37,7 @@ class MambaBlock(Block):
         self.kind = kind
         if kind == "mixer":
             self.mixer_norm = make_norm(shape, kernels)
-            self.mixer = Mamba2(shape.mixer, parallel, kernels=kernels)
+            self.mixer = Mamba2(shape.mixer, parallel, kernels=kernels, selective=self.selective)
             self.drop_mixer = Dropout(shape.hidden_dropout, seed=seed, layer=number + 1, site="mixer", kernels=kernels)
 
     def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
@@ -76,4 +76,4 @@ def build_mamba(
 ) -> GPT:
     """See `build_gpt`."""
     build = functools.partial(build_gpt, shape, place, groups=groups, dtype=dtype, device=device)
-    return build(config=config, allocate=allocate, model=Mamba)
+    return build(config=config, allocate=allocate, model=Mamba, scans="M" in shape.pattern)
