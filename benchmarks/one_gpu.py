@@ -3,6 +3,9 @@
     python benchmarks/one_gpu.py [--shapes llama1b gpt1.3b llama3b] [--rows ours torch] [--rounds 2] [--out FILE.json]
     python benchmarks/one_gpu.py --row ours --shapes llama1b --profile kernels.txt
 
+Shapes mamba2-1.3b and hybrid-8l have mixers: their peers are `mamba-ssm` and `fla` (mamba_peer.py), and `ours-plain` is
+our step with the plain scan, which `ours` also has where mamba-ssm is not installed.
+
 Rows: `ours`, and with `-fp8` delayed and with `-fp8-current` current scaling; `torch`, plain PyTorch under
 torch.compile; `megatron` and its variants, where megatron-core and Transformer Engine are installed. Each run of a row
 is a process of its own; a table of medians and of our speed over each peer's comes last. Our step is the trainer's own
@@ -30,11 +33,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.mamba_peer import SCANS, mamba_step
+from benchmarks.mamba_peer import is_installed as has_scan
 from benchmarks.megatron_peer import ROWS as MEGATRON_ROWS
 from benchmarks.megatron_peer import is_installed, megatron_step
 from benchmarks.one_gpu_peer import peer_step
 from trainer.config.sections import (
     DataSection,
+    KernelsSection,
+    MambaSection,
     ModelSection,
     MoESection,
     OptimizerSection,
@@ -62,6 +69,13 @@ MIXTRAL1B |= {"ffn_hidden_size": 5632, "vocab_size": 32000, "moe": MoESection(nu
 QWEN3MOE = LLAMA | {"num_layers": 4, "hidden_size": 2048, "num_heads": 32, "num_kv_heads": 4, "head_dim": 128}
 QWEN3MOE |= {"ffn_hidden_size": 6144, "vocab_size": 151936, "qk_norm": True, "norm_epsilon": 1e-6}
 QWEN3MOE |= {"moe": MoESection(num_experts=128, top_k=8, ffn_hidden_size=768, balance_factor=1e-3)}
+MAMBA1B = {"family": "mamba", "position": "none", "norm": "rmsnorm", "num_layers": 48, "hidden_size": 2048}
+MAMBA1B |= {"num_heads": 1, "vocab_size": 50288, "mamba": MambaSection(num_groups=1, chunk_size=256)}
+# Eight layers of the form and width of Nemotron-H-8B, which has 52.
+HYBRID = {"family": "mamba", "position": "none", "norm": "rmsnorm", "activation": "squared_relu", "num_layers": 8}
+HYBRID |= {"hidden_size": 4096, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "ffn_hidden_size": 21504}
+HYBRID |= {"vocab_size": 131072, "mamba": MambaSection(pattern="M-M-M*M-", num_groups=8)}
+MIXED = ("mamba2-1.3b", "hybrid-8l")
 # name -> (sequence length, micro batch, microbatches, model section)
 SHAPES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "llama1b": (4096, 2, 4, LLAMA1B),
@@ -69,15 +83,18 @@ SHAPES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "llama3b": (4096, 1, 8, LLAMA3B),
     "mixtral8x1b": (4096, 2, 4, MIXTRAL1B),
     "qwen3moe-4l": (4096, 2, 4, QWEN3MOE),
+    "mamba2-1.3b": (4096, 2, 4, MAMBA1B),
+    "hybrid-8l": (4096, 1, 8, HYBRID),
 }
 CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 7, 4, 1
 # row of ours -> precision.fp8
 OUR_ROWS: dict[str, Literal["none", "delayed", "current"]] = {
     "ours": "none",
+    "ours-plain": "none",
     "ours-fp8": "delayed",
     "ours-fp8-current": "current",
 }
-ROWS = (*OUR_ROWS, "torch", *MEGATRON_ROWS)
+ROWS = (*OUR_ROWS, "torch", *MEGATRON_ROWS, *SCANS)
 FAILED_LINES = 30  # of a failed process, shown
 RUN_LIMIT_S = "300"  # of one process
 
@@ -93,6 +110,7 @@ def run_config(shape: str, row: str = "ours") -> RunConfig:
         train=TrainSection(sequence_length=length, global_batch=batch, micro_batch=micro_batch, steps=1000),
         optimizer=OptimizerSection(lr=1e-4),
         precision=PrecisionSection(dtype="bf16", fp8=OUR_ROWS.get(row, "none")),
+        kernels=KernelsSection(scan="plain" if row == "ours-plain" else "auto"),
     )
 
 
@@ -104,6 +122,9 @@ def random_engine(config: RunConfig, plan: Plan, world: World) -> Engine:
     for held, values in (trained, (engine.buffers.frozen, engine.buffers.parameters.values)):
         for slot, first, stop, at in held.parameters():
             spec, weight = slot.spec, values[at : at + stop - first]
+            if spec.spread is not None:  # of any distribution: only its time counts
+                weight.uniform_(0.1, 0.5, generator=generator)
+                continue
             weight.normal_(0.0, spec.std, generator=generator) if spec.std else weight.fill_(spec.fill)
     engine.optimizer.publish()
     return engine
@@ -130,9 +151,14 @@ def measure_row(name: str, shape: str, profile: str | None) -> dict[str, Any]:
         step: Callable[[], Any] = our_step(engine, batches)
     else:
         texts = [(batch.tokens_BS, batch.labels_BS) for batch in batches]
-        step = (
-            peer_step(plan.shape, texts) if name == "torch" else megatron_step(MEGATRON_ROWS[name], plan.shape, texts)
-        )
+        if name in SCANS:
+            step = mamba_step(name, plan.shape, texts)
+        else:
+            step = (
+                peer_step(plan.shape, texts)
+                if name == "torch"
+                else megatron_step(MEGATRON_ROWS[name], plan.shape, texts)
+            )
     times, losses = [], [float(step())]
     torch.cuda.synchronize()
     ready = seconds_of_process()
@@ -226,11 +252,20 @@ def covered(events: list[Any]) -> float:
     return total
 
 
-def measure_in_turns(shapes: list[str], names: list[str], rounds: int) -> Iterator[dict[str, Any]]:
+def rows_of(shape: str, chosen: list[str] | None) -> list[str]:
+    """Those that are measured for a shape."""
+    if chosen:
+        return chosen
+    if shape in MIXED:
+        return ["ours", *(name for name in SCANS if has_scan(name))]
+    return ["ours", "torch", *(["megatron"] if is_installed() else [])]
+
+
+def measure_in_turns(shapes: list[str], chosen: list[str] | None, rounds: int) -> Iterator[dict[str, Any]]:
     """A process for each run of a row, in turns. A row that fails is shown and left out of later rounds."""
     failed = set()
     for shape in shapes:
-        for turn in [name for _ in range(rounds) for name in names]:
+        for turn in [name for _ in range(rounds) for name in rows_of(shape, chosen)]:
             if (turn, shape) in failed:
                 continue
             command = ["timeout", RUN_LIMIT_S, sys.executable, __file__, "--row", turn, "--shapes", shape]
@@ -279,9 +314,8 @@ def main() -> None:
     if arguments.row:
         print(json.dumps(measure_row(arguments.row, arguments.shapes[0], arguments.profile)))
         return
-    names = arguments.rows or ["ours", "torch", *(["megatron"] if is_installed() else [])]
     rows = []
-    for row in measure_in_turns(arguments.shapes, names, arguments.rounds):
+    for row in measure_in_turns(arguments.shapes, arguments.rows, arguments.rounds):
         rows.append(row)
         print(json.dumps(row), flush=True)
         if arguments.out:

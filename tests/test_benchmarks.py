@@ -6,6 +6,7 @@ comparison if that can be called alone.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -13,6 +14,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from trainer.config.sections import MambaSection
+from trainer.convert.model_keys import model_config
+from trainer.kernels.scan import chunk_scan
+from trainer.models.family import family_of, split_block
+from trainer.models.stage import Microbatch
+from trainer.parallel.collectives import Group
+from trainer.parallel.params import Place
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -98,3 +108,36 @@ def test_rates_of_checkpoints(run, monkeypatch, tmp_path):
     )
     assert found["ranks"] == 1 and found["save"] > 0 and found["load"] > 0 and found["peak_host_gib"] > 0
     assert not list(tmp_path.iterdir()), "what was written is removed"
+
+
+def test_the_peer_of_mixers_computes_our_function(monkeypatch):
+    """With our plain scan in place of a library's; nothing is compiled."""
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    peer = importlib.import_module("benchmarks.mamba_peer")
+    section = MambaSection(pattern="M*-M", head_dim=8, num_groups=2, state_size=6, chunk_size=8)
+    keys = {"family": "mamba", "num_layers": 4, "hidden_size": 32, "num_heads": 4, "vocab_size": 128}
+    keys |= {"position": "none", "activation": "squared_relu", "mamba": dataclasses.asdict(section)}
+    config = model_config(keys, where="", context=16)
+    family, device = family_of(config), torch.device("cpu")
+    shape = family.shape(config, 128)
+    ours = family.build(shape, Place(), groups={"tp": Group.single("tp")}, dtype=torch.float32, device=device)
+    theirs = peer.Model(shape, lambda *parts: chunk_scan(*parts[:-1], chunk=parts[-1])[0])
+    names = {"embedding.weight": "embedding.weight", "final_norm.weight": f"norms.{shape.num_layers}.weight"}
+    parts = {"mixer.norm": "", "mixer": "", "attention.qkv": "qkv", "attention.out": "out", "mlp.up": "up"}
+    parts |= {"mlp.down": "down"}
+    held = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+        block, rest = split_block(name)
+        if block is not None and rest.endswith("_norm.weight"):
+            target = f"norms.{block}.weight"
+        elif block is not None:
+            part = next(part for part in parts if rest.startswith(f"{part}."))
+            target = ".".join(filter(None, ("layers", str(block), parts[part], rest.removeprefix(f"{part}."))))
+        else:
+            target = names[name]
+        held.pop(target).data.copy_(parameter.data)
+    assert not held
+    tokens_BS, labels_BS = torch.randint(0, 128, (2, 2, 16))
+    loss, _ = ours((), Microbatch(tokens_BS=tokens_BS, labels_BS=labels_BS, loss_mask_BS=torch.ones(2, 16)))
+    assert float(theirs(tokens_BS, labels_BS).detach()) == pytest.approx(float(loss.detach()) / 32, rel=1e-5)
