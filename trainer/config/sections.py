@@ -419,6 +419,7 @@ class RecomputeSection:
         "uniform"  # full: recompute chunks of recompute.layers layers, or (block) that many first layers of each stage
     )
     layers: Positive = 1  # full: layers per chunk (uniform), or layers recomputed per stage (block)
+    mla_up_proj: bool = False  # latent attention: keys and values of all heads are made of latents again; not with full
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

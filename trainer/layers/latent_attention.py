@@ -13,6 +13,8 @@ and keys, V of values, R rotated features, L latent, C = L + R what all heads sh
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,6 +25,7 @@ from trainer.layers.context_rows import gather_rows
 from trainer.layers.linear import Linear
 from trainer.layers.norm import Norm
 from trainer.layers.paged import Pages
+from trainer.layers.recompute import recomputed_parts
 from trainer.layers.rope import Rotation, rotate
 from trainer.layers.shapes import LatentShape
 from trainer.parallel.collectives import Group
@@ -30,7 +33,13 @@ from trainer.parallel.conjugates import copy_to_group, gather_sequence
 
 
 class LatentAttention(Attention):
-    """Projections to latents, from these to heads, attention, one projection back."""
+    """Projections to latents, from these to heads, attention, one projection back.
+
+    Attributes:
+        keys_again: backward makes keys and values of the latents again.
+    """
+
+    keys_again = False
 
     def _make_projections(self, parallel: Parallel) -> int:
         shape, sizes, heads = self.shape, self._sizes, self.sizes[0]
@@ -60,7 +69,13 @@ class LatentAttention(Attention):
             if sequences.context is not None:
                 shared_BSC = gather_rows(shared_BSC, cp=sequences.context.cp)
             heads = _of_one_width(q_BSHK, *self._keys(shared_BSC))
-            y_BSHV = self._attend(heads, sequences)[..., : self._sizes.v_head_dim]
+            kept_BSC, widest = shared_BSC.detach(), heads[0].shape[-1]
+
+            def keys() -> tuple[Tensor, ...]:
+                return _of_one_width(*self._keys(kept_BSC), widest=widest)
+
+            with recomputed_parts(heads[1:], keys) if self.keys_again else nullcontext():
+                y_BSHV = self._attend(heads, sequences)[..., : self._sizes.v_head_dim]
         return self.out(y_BSHV.flatten(0, 1).flatten(1))
 
     @property
@@ -130,7 +145,7 @@ class LatentAttention(Attention):
         return torch.einsum("nhl,hvl->nhv", y_NHL, value_HVL)[None]
 
 
-def _of_one_width(*heads: Tensor) -> tuple[Tensor, ...]:
+def _of_one_width(*heads: Tensor, widest: int = 0) -> tuple[Tensor, ...]:
     """Queries, keys and values with zeros behind them, as wide as the widest, for kernels that know one width."""
-    widest = max(x.shape[-1] for x in heads)
+    widest = max(widest, *(x.shape[-1] for x in heads))
     return tuple(F.pad(x, (0, widest - x.shape[-1])) if x.shape[-1] < widest else x.contiguous() for x in heads)

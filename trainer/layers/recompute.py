@@ -24,6 +24,40 @@ def keep_input(run: Callable[..., Any], *inputs: Tensor | None) -> Any:
 
 
 @contextmanager
+def recomputed_parts(parts: tuple[Tensor, ...], make: Callable[[], tuple[Tensor, ...]]) -> Iterator[None]:
+    """Code in this block that saves one of these tensors, or a view of one, saves `make` instead, which gives all.
+
+    They are contiguous. All are recomputed once, and forgotten when the last one has been used.
+    """
+    numbers = {part.data_ptr(): number for number, part in enumerate(parts)}
+    sizes = [(part.numel(), part.dtype) for part in parts]
+    packed, left, made = 0, 0, tuple[Tensor, ...]()
+
+    def pack(kept: Tensor) -> Any:
+        nonlocal packed
+        number = numbers.get(kept.data_ptr())
+        if number is None or (kept.numel(), kept.dtype) != sizes[number]:
+            return kept
+        packed += 1
+        return number, kept.shape, kept.stride()
+
+    def unpack(kept: Any) -> Tensor:
+        nonlocal left, made
+        if isinstance(kept, Tensor):
+            return kept
+        if not left:
+            with torch.no_grad():
+                made, left = make(), packed
+        number, shape, stride = kept
+        part, left = made[number].as_strided(shape, stride), left - 1
+        made = made if left else ()
+        return part
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+@contextmanager
 def recomputed(x: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
     """Code in this block that saves x for backward saves `make` instead, which recomputes it."""
     signature = (

@@ -106,7 +106,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
     problems += _profile_problems(config.run, world_size)
     problems += [*layout_problems(config, world_size), *(of_model := list(_model_problems(config)))]
-    problems += _recompute_problems(config.recompute, config.model.num_layers)
+    problems += _recompute_problems(config)
     problems += [
         *schedule_problems(config),
         *optimizer_problems(config.optimizer, config.precision),
@@ -285,7 +285,15 @@ def _ramp_problems(train: TrainSection, part: int) -> Iterator[str]:
         )
 
 
-def _recompute_problems(recompute: RecomputeSection, num_layers: int) -> Iterator[str]:
+def _recompute_problems(config: RunConfig) -> Iterator[str]:
+    recompute, num_layers = config.recompute, config.model.num_layers
+    if recompute.mla_up_proj:
+        if config.model.mla is None:
+            yield "recompute.mla_up_proj=true is of latent attention; add [model.mla], or leave it out"
+        elif recompute.mode == "full":
+            yield 'recompute.mla_up_proj=true adds nothing to recompute.mode="full"; leave one of them out'
+        elif config.precision.fp8 != "none":
+            yield 'recompute.mla_up_proj=true would round twice with precision.fp8; set precision.fp8="none"'
     if recompute.mode == "full":
         if recompute.layers > num_layers:
             yield (

@@ -13,6 +13,7 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
     assemble,
     check_same_gradients,
+    kept_bytes,
     layouts,
     microbatches,
     reduced,
@@ -23,6 +24,7 @@ from trainer.config.sections import MeshSection, MLASection, RecomputeSection, R
 from trainer.layers.rope import rotation
 from trainer.models.family import family_of
 from trainer.models.gpt.cost import flops_per_token, stage_cost
+from trainer.models.gpt.memory import block_bytes
 from trainer.models.gpt.shape import gpt_shape
 from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import check
@@ -47,6 +49,47 @@ def _gradients(context, config, documents):
 def _whole(config, ranks, documents):
     results = run_ranks(_gradients, ranks, config, documents)
     return results[-1][0][0], assemble([part for _, parts in results for part in parts])
+
+
+@pytest.mark.parametrize(("mode", "mesh"), [("none", {}), ("selective", {"cp": 2})])
+def test_keys_and_values_that_are_made_again_have_the_same_bits(mode, mesh):
+    config = config_of(mesh=MeshSection(**mesh), **YARN)
+    ranks = max(mesh.values(), default=1)
+    (loss, kept), (again_loss, again) = (
+        _whole(replace(config, recompute=RecomputeSection(mode=mode, mla_up_proj=on)), ranks, False)
+        for on in (False, True)
+    )
+    assert loss == again_loss
+    for name, gradient in kept.items():
+        np.testing.assert_array_equal(again[name], gradient, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "mla", "message"),
+    [
+        ({}, None, "recompute.mla_up_proj=true is of latent attention; add [model.mla], or leave it out"),
+        ({"mode": "full"}, LATENT, 'recompute.mla_up_proj=true adds nothing to recompute.mode="full"'),
+    ],
+)
+def test_a_recomputation_of_keys_that_changes_nothing_is_refused(recompute, mla, message):
+    config = small_config("llama") if mla is None else config_of(mla)
+    config = replace(config, recompute=RecomputeSection(mla_up_proj=True, **recompute))
+    assert [problem for problem in check(config, 1, facts=None) if problem.startswith(message)]
+
+
+@pytest.mark.parametrize("mla_up_proj", [False, True])
+def test_what_attention_keeps_for_backward_is_what_a_plan_says(mla_up_proj):
+    wide = replace(LATENT, qk_nope_head_dim=24, v_head_dim=28)  # of one width: plain kernels keep no padded copies
+    recompute = RecomputeSection(mla_up_proj=mla_up_proj)
+    config = replace(config_of(wide, num_heads=8), recompute=recompute)
+    config = replace(
+        config, train=replace(config.train, micro_batch=4), precision=replace(config.precision, dtype="fp32")
+    )
+    (held,) = run_ranks(kept_bytes, 1, config)
+    shape = family_of(config).shape(config, 256)
+    tokens = 4 * config.train.sequence_length
+    block = block_bytes(shape, Place(), tokens=tokens, element=4, recompute=recompute)
+    assert shape.num_layers * block == pytest.approx(held, rel=0.03)
 
 
 @pytest.mark.parametrize("documents", [False, True])

@@ -73,6 +73,9 @@ def stage_cost(
             products += forward.products * (runs + backward)
         attention += forward.attention * (runs + BACKWARD_ATTENTION)
         moved += forward.moved * runs + _backward_moved(shape, forward)
+        if recompute.mla_up_proj and shape.mla is not None:
+            heads, sizes = shape.num_heads / place.tp_size, shape.mla
+            products += 2 * sizes.kv_lora_rank * heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)
         if recompute.mode == "selective":
             moved += forward.norms / 2 + forward.activation
     width, e = shape.hidden_size, element

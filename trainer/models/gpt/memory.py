@@ -111,7 +111,9 @@ def block_bytes(
     if shape.mla is None:
         inside += tokens * (2 * heads + 2 * groups * cp) * shape.head_dim
     else:
-        inside += _latent_inside(shape, shape.mla, tokens=tokens, mine=mine, heads=heads, cp=cp)
+        inside += _latent_inside(
+            shape, shape.mla, tokens=tokens, mine=mine, heads=heads, cp=cp, keys_again=recompute.mla_up_proj
+        )
     cheap = mine * shape.hidden_size * shape.in_norms + tokens * inner
     statistics = mine * (shape.in_norms + shape.out_norms)
     if shape.mla:
@@ -129,7 +131,9 @@ def block_bytes(
     return (sums + inside) * element + kept + statistics * wide + routing
 
 
-def _latent_inside(shape: GPTShape, mla: LatentShape, *, tokens: int, mine: int, heads: int, cp: int) -> int:
+def _latent_inside(
+    shape: GPTShape, mla: LatentShape, *, tokens: int, mine: int, heads: int, cp: int, keys_again: bool
+) -> int:
     """Numbers that latent attention keeps: latents before and behind their norms, and heads as its kernels read them.
 
     With heads of two widths the result is kept twice: as wide as the kernel gives it, and without the padding.
@@ -137,7 +141,8 @@ def _latent_inside(shape: GPTShape, mla: LatentShape, *, tokens: int, mine: int,
     widest = max(shape.head_dim, mla.v_head_dim)
     latents = mine * (2 * mla.q_lora_rank + mla.kv_lora_rank) + tokens * cp * mla.kv_lora_rank
     narrow = mla.v_head_dim if mla.v_head_dim < widest else 0
-    return latents + tokens * heads * (2 * widest + narrow) + tokens * cp * heads * 2 * widest
+    keys = mla.kv_lora_rank + mla.qk_rope_head_dim if keys_again else heads * 2 * widest
+    return latents + tokens * heads * (2 * widest + narrow) + tokens * cp * keys
 
 
 def expert_rows(moe: MoEShape, place: Place, tokens: int) -> int:
