@@ -1,9 +1,10 @@
 """Print every setting with its default, explain one, or convert a run of Megatron-LM or Accelerate to TOML.
 
-`--from-megatron` takes the command line of pretrain_gpt.py, with torchrun or another launcher before it, or the name of
-its bash script and the script's arguments; for tasks/main.py with WIKITEXT103 or LAMBADA it prints a line of `mtrain
-eval`. `--from-accelerate` takes the file of `accelerate config` with the Megatron-LM plugin, and prints the sections
-that it decides. Nothing is run. Exit code 2: some arguments are refused; all of them are listed.
+`--from-megatron` takes the command line of pretrain_gpt.py, bert, t5 or mamba, with torchrun or another launcher before
+it, or the name of its bash script and the script's arguments. For tasks/main.py, run_text_generation_server.py and
+converters of checkpoints it prints a line of `mtrain eval`, `finetune`, `serve` or `convert`. `--from-accelerate` takes
+the file of `accelerate config` with the Megatron-LM plugin, and prints the sections that it decides. Nothing is run.
+Exit code 2: some arguments are refused; all of them are listed.
 
 Examples:
   mtrain config --key optimizer.lr
@@ -92,14 +93,14 @@ def _default(key: ConfigKey) -> str:
 
 def _from_megatron(text: str, console: Console) -> int:
     from trainer.config.parse import problems_error
-    from trainer.migrate.evaluation import PROGRAM, find_evaluation
+    from trainer.migrate.evaluation import find_evaluation
     from trainer.migrate.launcher import find_launch
     from trainer.migrate.migrate import as_toml, migrate
 
     script, words = _script(text)
     if (evaluation := find_evaluation(script, words[1:])) is not None:
         if evaluation.refused:
-            raise problems_error(words[0] if words else PROGRAM, evaluation.refused)
+            raise problems_error(words[0] if words else evaluation.program, evaluation.refused)
         lines = [*(f"# {note}" for note in evaluation.notes), evaluation.command]
         console.result("\n".join(lines), {"command": evaluation.command, "notes": list(evaluation.notes)})
         return 0

@@ -1,13 +1,15 @@
-"""A command of Megatron-LM's `tasks/main.py` as a line of `mtrain eval` or `mtrain finetune --task`.
+"""Commands that use a trained model of Megatron-LM as lines of `mtrain eval`, `finetune --task`, `serve` and `convert`.
 
-WIKITEXT103 and LAMBADA are scored; MNLI, QQP and RACE finetune a BERT, or with `--epochs 0` score one. Its other tasks
-are refused by name. Arguments of the model are not needed, because the checkpoint has them; arguments that nobody knows
-are refused, all at once.
+Of tasks/main.py WIKITEXT103 and LAMBADA are scored; MNLI, QQP and RACE finetune a BERT, or with `--epochs 0` score one;
+its other tasks are refused by name. Servers are tools/run_text_generation_server.py and its kind; converters are those
+of tools/checkpoint, and that of transformers and accelerate. Arguments of the model are not needed, because the
+checkpoint has them; arguments that nobody knows are refused, all at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -34,17 +36,59 @@ _OWN = (
 )
 
 
+_SERVER = re.compile(r"run_\w*text_generation_server\w*\.py")
+_OF_SERVERS = (
+    Flag(name="--port", kind="int", default="5000"),
+    *(Flag(name=name, kind="text") for name in ("--temperature", "--top_p", "--top_k", "--out-seq-length")),
+    *(Flag(name=name, kind="int") for name in ("--max-tokens-to-oom", "--inference-max-requests", "--max-batch-size")),
+)
+_CONVERTERS = (("checkpoint", "util.py"), ("checkpoint", "convert.py"), ("tools", "checkpoint_util.py"))
+_TARGETS = {"megatron": "mp_rank", "mcore": "torch_dist", "core": "torch_dist"}
+_OF_CONVERTERS = (
+    Flag(name="--loader", kind="text", default="megatron"),
+    Flag(name="--saver", kind="text", default="megatron"),
+    *(Flag(name=name, kind="text") for name in ("--load-dir", "--save-dir", "--tokenizer-model", "--checkpoint-type")),
+    *(Flag(name=f"--target-{name}-parallel-size", kind="int") for name in ("tensor", "pipeline", "expert")),
+    Flag(name="--true-vocab-size", kind="int"),
+    Flag(name="--target-params-dtype", kind="text"),
+    *(Flag(name=name, kind="switch") for name in ("--bf16", "--fp16", "--no-checking", "--use-distributed-optimizer")),
+    *(
+        Flag(name=name, kind="text")
+        for name in (
+            "--model-type", "--model-size", "--megatron-path", "--max-queue-size", "--vocab-file",
+            "--position-embedding-type", "--loader-transformer-impl", "--saver-transformer-impl",
+            "--make-vocab-size-divisible-by",
+        )
+    ),
+)  # fmt: skip
+_TRANSFORMERS = "checkpoint_reshaping_and_interoperability.py"
+_OF_TRANSFORMERS = (
+    Flag(name="--convert_checkpoint_from_megatron_to_transformers", kind="switch"),
+    *(Flag(name=name, kind="text") for name in ("--load_path", "--save_path", "--max_shard_size", "--tokenizer_name")),
+    *(Flag(name=f"--target_{name}_model_parallel_size", kind="int") for name in ("tensor", "pipeline")),
+    Flag(name="--target_params_dtype", kind="text"),
+    *(Flag(name=name, kind="switch") for name in ("--use_distributed_optimizer", "--print-checkpoint-structure")),
+    *(
+        Flag(name=name, kind="text")
+        for name in (
+            "--megatron-path", "--model_name", "--target_data_parallel_size", "--make_vocab_size_divisible_by"
+        )
+    ),
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The line of mtrain, what the user has to know of it, and what is refused, one line each."""
+    """The line of mtrain, what the user has to know of it, and what is refused, one line each; program: theirs."""
 
     command: str
     notes: tuple[str, ...]
     refused: tuple[str, ...]
+    program: str = PROGRAM
 
 
 def find_evaluation(text: str, arguments: Sequence[str] = ()) -> Evaluation | None:
-    """The evaluation that a command line or script starts; None: it starts none, or several.
+    """The line for a command line or script that uses a model; None: it has no such command, or several.
 
     Args:
         arguments: the script's own arguments, `$1` and on.
@@ -53,20 +97,109 @@ def find_evaluation(text: str, arguments: Sequence[str] = ()) -> Evaluation | No
         commands = list(read_commands(text, arguments, work=Work()))
     except (ShellError, RecursionError):
         return None  # the reader of training runs says why
-    evaluations = [command for command in commands if any(_is_main(word) for word in command)]
-    if len(evaluations) != 1:
+    started = [
+        (command, at, kind) for command in commands for at, word in enumerate(command) if (kind := _program(word))
+    ]
+    if len(started) != 1:
         return None
-    at = next(place for place, word in enumerate(evaluations[0]) if _is_main(word))
-    ranks, _ = launched_ranks(evaluations[0][:at], text)
+    command, at, kind = started[0]
+    words, name = command[at + 1 :], PurePath(command[at]).name
+    if kind == "eval":
+        return _evaluation(words, launched_ranks(command[:at], text)[0])
+    table = {flag.name: flag for flag in {"serve": _OF_SERVERS, "convert": _OF_CONVERTERS}.get(kind, _OF_TRANSFORMERS)}
+    given = read_arguments(words, {**flag_table(), **table} if kind == "serve" else table, program=name)
+    line = {"serve": _serve, "convert": _convert}.get(kind, _convert_by_transformers)(given)
+    refused = [problem.replace("pretrain_gpt.py", name) for problem in given.problems] + list(line.refused)
+    return Evaluation("" if refused else line.command, line.notes, tuple(refused), name)
+
+
+def _program(word: str) -> str:
+    """What a word of a command starts: "eval", "serve", "convert", "transformers"; "": something else."""
+    path = PurePath(word)
+    if path.parts[-2:] == ("tasks", "main.py"):
+        return "eval"
+    if path.parts[-2:] in _CONVERTERS:
+        return "convert"
+    return "serve" if _SERVER.fullmatch(path.name) else "transformers" if path.name == _TRANSFORMERS else ""
+
+
+def _evaluation(words: Sequence[str], ranks: int | None) -> Evaluation:
     table = {**flag_table(), **{flag.name: flag for flag in _OWN}}
-    given = read_arguments(evaluations[0][at + 1 :], table)
+    given = read_arguments(words, table)
     problems = [problem.replace("pretrain_gpt.py", PROGRAM) for problem in given.problems]
     problems += list(_refused(given))
     return Evaluation("" if problems else _command(given, ranks), tuple(_notes(given)), tuple(problems))
 
 
-def _is_main(word: str) -> bool:
-    return PurePath(word).parts[-2:] == ("tasks", "main.py")
+def _serve(a: Given) -> Evaluation:
+    refused = [] if a["--load"] else ["--load is missing: mtrain serve needs a trained model"]
+    sizes = {"tp": a["--tensor-model-parallel-size"], "pp": a["--pipeline-model-parallel-size"]}
+    words = ["mtrain", "serve", str(a["--load"])]
+    words += [f"mesh.{axis}={size}" for axis, size in sizes.items() if size and size > 1]
+    words += ["--host", "0.0.0.0", "--port", str(a["--port"])]
+    limits = {"--max-request-tokens": a["--max-tokens-to-oom"]}
+    limits["--max-batch"] = a["--inference-max-requests"] or a["--max-batch-size"]
+    words += [word for name, value in limits.items() if value for word in (name, str(value))]
+    words += [word for name in ("fp16", "bf16") if f"--{name}" in a for word in ("--dtype", name)]
+    notes = ["Megatron-LM listens on all addresses; without --host it is localhost alone. --api-key asks for a key"]
+    if "--vocab-file" in a or "--tokenizer-model" in a:
+        words += ["--tokenizer", "tokenizer"]
+        notes += _tokenizer_notes(a)
+    if idle := [name for name in ("--temperature", "--top_p", "--top_k", "--out-seq-length") if name in a]:
+        notes.append(f"{', '.join(idle)}: each request has its own; Megatron-LM ignores these as well")
+    return Evaluation(shlex.join(words), tuple(notes), tuple(refused))
+
+
+def _convert(a: Given) -> Evaluation:
+    refused = [f"{name} is missing" for name in ("--load-dir", "--save-dir") if a[name] is None]
+    if a["--checkpoint-type"] == "meta":
+        refused.append("--checkpoint-type meta has no counterpart; mtrain convert reads the Hugging Face form")
+    to = _TARGETS.get(str(a["--saver"]).removeprefix("saver_"), "")
+    if not to:
+        refused.append(f"--saver {a['--saver']} has no counterpart; mtrain convert has those of {', '.join(_TARGETS)}")
+    sizes = {axis: a[f"--target-{axis}-parallel-size"] for axis in ("tensor", "pipeline", "expert")}
+    if to == "mp_rank" and (sizes["expert"] or 1) > 1:
+        refused.append("--target-expert-parallel-size needs --saver mcore; mp_rank has whole experts on each rank")
+    dtype = next((name for name in ("bf16", "fp16") if f"--{name}" in a), a["--target-params-dtype"])
+    more = ["--dtype", dtype] if dtype else []
+    if a["--tokenizer-model"] not in (None, a["--load-dir"]):
+        more += ["--tokenizer", str(a["--tokenizer-model"])]
+    if a["--true-vocab-size"] is not None:
+        more += ["--set", f"model.vocab_size={a['--true-vocab-size']}"]
+    return _to_megatron(
+        str(a["--load-dir"]), str(a["--save-dir"]), to, sizes["tensor"], sizes["pipeline"], more, refused
+    )
+
+
+def _convert_by_transformers(a: Given) -> Evaluation:
+    refused = [f"{name} is missing" for name in ("--load_path", "--save_path") if a[name] is None]
+    more = ["--dtype", str(a["--target_params_dtype"])] if a["--target_params_dtype"] else []
+    notes = list[str]()
+    if a["--tokenizer_name"]:
+        more += ["--tokenizer", str(a["--tokenizer_name"])]
+        notes.append("--tokenizer takes a folder; the names of the Hugging Face hub are not looked up")
+    source, target = str(a["--load_path"]), str(a["--save_path"])
+    if a["--convert_checkpoint_from_megatron_to_transformers"]:
+        more += ["--max-shard-size", str(a["--max_shard_size"])] if a["--max_shard_size"] else []
+        words = ["mtrain", "convert", source, target, "--to", "hf", *more]
+        return Evaluation(shlex.join(words), tuple(notes), tuple(refused))
+    tp, pp = (a[f"--target_{axis}_model_parallel_size"] for axis in ("tensor", "pipeline"))
+    line = _to_megatron(source, target, "mp_rank", tp, pp, more, refused)
+    return dataclasses.replace(line, notes=(*line.notes, *notes))
+
+
+def _to_megatron(
+    source: str, target: str, to: str, tp: int | None, pp: int | None, more: Sequence[str], refused: Sequence[str]
+) -> Evaluation:
+    words = ["mtrain", "convert", source, target, "--to", to, "--no-optimizer"]
+    notes = ["mtrain reads checkpoints of any layout, so its own commands need no conversion"]
+    if to == "mp_rank":
+        words += [
+            word for name, size in (("--tp", tp), ("--pp", pp)) if size and size > 1 for word in (name, str(size))
+        ]
+    elif tp or pp:
+        notes.append("a torch_dist checkpoint fits any layout, so it has no target sizes")
+    return Evaluation(shlex.join([*words, *more]), tuple(notes), tuple(refused))
 
 
 def _refused(a: Given) -> Iterator[str]:
@@ -153,14 +286,17 @@ def _evaluating(a: Given, ranks: int | None, file: str) -> str:
 
 
 def _notes(a: Given) -> Iterator[str]:
-    vocabulary = "vocab.txt" if a["--task"] in FINETUNED else "vocab.json"
-    names = {"--vocab-file": vocabulary, "--merge-file": "merges.txt", "--tokenizer-model": "tokenizer.model"}
-    files = [f"{a.texts[name].partition(' ')[2]} as {kept}" for name, kept in names.items() if name in a]
-    if files:
-        yield f"tokenizer is a folder with {' and '.join(files)}"
+    yield from _tokenizer_notes(a, vocabulary="vocab.txt" if a["--task"] in FINETUNED else "vocab.json")
     if _finetunes(a):
         yield "accuracy is that of every row, which tasks/main.py computes on one data-parallel rank alone"
         if "--keep-last" not in a:
             yield "the last rows of an epoch are read too, as with --keep-last"
     if "--overlapping-eval" in a and "--seq-length" in a and a["--overlapping-eval"] > a["--seq-length"]:
         yield "an overlap beyond the sequence leaves tokens out; mtrain eval refuses it"
+
+
+def _tokenizer_notes(a: Given, *, vocabulary: str = "vocab.json") -> Iterator[str]:
+    names = {"--vocab-file": vocabulary, "--merge-file": "merges.txt", "--tokenizer-model": "tokenizer.model"}
+    files = [f"{a.texts[name].partition(' ')[2]} as {kept}" for name, kept in names.items() if name in a]
+    if files:
+        yield f"tokenizer is a folder with {' and '.join(files)}"

@@ -1,4 +1,4 @@
-"""Lines of tasks/main.py as lines of mtrain eval, which its parser takes; and what is refused."""
+"""Lines of tasks/main.py, servers and converters as lines of mtrain, which its parsers take; and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import mtrain_eval, mtrain_finetune
+from cli import mtrain_convert, mtrain_eval, mtrain_finetune, mtrain_serve
 from cli.console import command_parser
 from cli.mtrain import COMMANDS, main
 from trainer.migrate.evaluation import find_evaluation
@@ -73,6 +73,71 @@ def test_the_lines_of_the_readme(
     (command,) = (command for command in COMMANDS if command.name == "eval")
     parsed = command_parser("mtrain", command, mtrain_eval).parse_args(words[words.index("eval") + 1 :])
     assert parsed.task == task.lower() and parsed.data == "data/x.txt"
+
+
+# The first two are in the form of the README's and examples/run_text_generation_server_345M.sh.
+LINES = {
+    "torchrun $ARGS tools/run_text_generation_server.py --tensor-model-parallel-size 1 --num-layers 24 --load C --fp16 "
+    "--seq-length 1024 --out-seq-length 1024 --temperature 1.0 --vocab-file V --merge-file M --top_p 0.9 --seed 42": (
+        "mtrain serve C --host 0.0.0.0 --port 5000 --dtype fp16 --tokenizer tokenizer"
+    ),
+    "python tools/checkpoint_util.py \\\n --model-type GPT --load-dir a_tp4_pp4 --save-dir a_tp2_pp2 \\\n "
+    "--target-tensor-parallel-size 2 --target-pipeline-parallel-size 2": (
+        "mtrain convert a_tp4_pp4 a_tp2_pp2 --to mp_rank --no-optimizer --tp 2 --pp 2"
+    ),
+    "python tools/run_text_generation_server.py --load C --tensor-model-parallel-size 2 --pipeline-model-parallel-size "
+    "2 --port 5001 --max-tokens-to-oom 9000 --inference-max-requests 4": (
+        "mtrain serve C mesh.tp=2 mesh.pp=2 --host 0.0.0.0 --port 5001 --max-request-tokens 9000 --max-batch 4"
+    ),
+    "python tools/checkpoint/convert.py --bf16 --model-type GPT --loader llama_mistral --saver core --load-dir L "
+    "--target-tensor-parallel-size 4 --checkpoint-type hf --save-dir out --tokenizer-model L --model-size llama3": (
+        "mtrain convert L out --to torch_dist --no-optimizer --dtype bf16"
+    ),
+    "python tools/checkpoint/util.py --model-type GPT --load-dir a --save-dir b --tokenizer-model t "
+    "--true-vocab-size 99": ("mtrain convert a b --to mp_rank --no-optimizer --tokenizer t --set model.vocab_size=99"),
+    "python checkpoint_reshaping_and_interoperability.py --convert_checkpoint_from_megatron_to_transformers "
+    "--load_path a --save_path b --max_shard_size 200MB --tokenizer_name t --print-checkpoint-structure": (
+        "mtrain convert a b --to hf --tokenizer t --max-shard-size 200MB"
+    ),
+    "python checkpoint_reshaping_and_interoperability.py --load_path a --save_path b --target_params_dtype fp16 "
+    "--target_tensor_model_parallel_size 2 --target_data_parallel_size 4": (
+        "mtrain convert a b --to mp_rank --no-optimizer --tp 2 --dtype fp16"
+    ),
+}
+
+
+@pytest.mark.parametrize("theirs", LINES)
+def test_servers_and_converters(theirs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--from-megatron", theirs]) == 0
+    *notes, line = capsys.readouterr().out.splitlines()
+    assert line == LINES[theirs] and notes and all(note.startswith("# ") for note in notes)
+    words = shlex.split(line)
+    (command,) = (command for command in COMMANDS if command.name == words[1])
+    module = {"serve": mtrain_serve, "convert": mtrain_convert}[words[1]]
+    assert command_parser("mtrain", command, module).parse_args(words[2:])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "refused"),
+    [
+        ("tools/run_text_generation_server.py --prot 5", ("--load is missing", "--prot is not an argument")),
+        (
+            "tools/checkpoint/convert.py --saver hf_llava --load-dir a --checkpoint-type meta --foo 1",
+            ("convert.py has 4 problems", "--foo is not an", "--save-dir is missing", "--saver hf_llava", "type meta"),
+        ),
+        (
+            "tools/checkpoint/util.py --load-dir a --save-dir b --target-expert-parallel-size 2",
+            ("--target-expert-parallel-size needs --saver mcore",),
+        ),
+        ("checkpoint_reshaping_and_interoperability.py --load_path a", ("--save_path is missing",)),
+    ],
+)
+def test_servers_and_converters_without_counterpart_are_refused(
+    theirs: str, refused: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "--from-megatron", f"python {theirs}"]) == 2
+    message = capsys.readouterr().err
+    assert all(text in message for text in refused), message
 
 
 @pytest.mark.parametrize(
