@@ -29,7 +29,7 @@ BUILD = ROOT / "build" / "fuzz"
 FAILURES = BUILD / "failures"
 PYTHON_TARGETS = (
     "index_reader", "legacy_reader", "record_lines", "packed_text", "parquet_rows", "arrow_rows",
-    "warc_records", "punkt_tables",
+    "warc_records", "other_rows", "punkt_tables",
     "sentencepiece_model", "wordpiece_vocabulary",
     "gpt2_files", "rank_files", "tokenizer_json", "manifest", "origins", "journal", "run_toml",
     "checkpoint_index", "foreign_pickles",

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import struct
 import sys
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -227,6 +229,30 @@ def warc_records() -> dict[str, bytes]:
         "large": head % 10**15 + b"x", "none": b"\r\n", "empty": head % 0 + b"\r\n\r\n" + one,
     }  # fmt: skip
     return {f"{name}-{choice:02x}": bytes([choice]) + text for name, text in texts.items() for choice in (0x18, 0x0B)}
+
+
+def other_rows() -> dict[str, bytes]:
+    """Quotes in every place, archives of several members, pages of a dump, and each of these cut."""
+    tables = {
+        "plain": b"text,n\na,1\nb,2\n",
+        "quoted": b'n,text\r\n1,"a ""b"" , c\n d"\r\n2,"e"\r\n',
+        "open": b'text\n"a\nb\n',
+        "inside": b'text,n\na"b,1\n\n"c" d,2\n,\n',
+        "fields": b"text,n\n1\n1,2,3\n\xff,1\n",
+    }
+    seeds = {name: b"\x3c" + data for name, data in tables.items()}
+    seeds |= {f"{name}-tabs": b"\x35" + data.replace(b",", b"\t") for name, data in tables.items()}
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in (("a.jsonl", b'{"text": "a"}\n\n'), ("b.json", b'{"n":\n1}'), ("b.txt", b"b\xc3\xa9")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    page = b"<page><title>A</title><ns>0</ns><revision><text>a &lt; b</text></revision></page>\n"
+    dump = b'<mediawiki xml:lang="de"><siteinfo/>\n' + page + b"<page>b</page>\n" + page + b"</mediawiki>\n"
+    for kind, data in ((b"\x3e", made.getvalue()[:4096]), (b"\x3b", dump), (b"\x1f", dump)):
+        seeds |= {f"{kind.hex()}-{cut}": kind + data[: len(data) - cut] for cut in (0, 1, 40, 700)}
+    return seeds
 
 
 def index_blocks() -> dict[str, bytes]:
@@ -450,6 +476,7 @@ def main() -> int:
         parquet_rows,
         arrow_rows,
         warc_records,
+        other_rows,
         index_blocks,
         gather,
         native_rows,

@@ -174,7 +174,7 @@ def _record(row: bytes, names: list[str], format: str, spec: ReadSpec) -> list[s
     if len(row) > spec.max_record_bytes:
         raise too_long(spec)
     text = decoded(row)
-    if not text.strip():
+    if not text:
         raise Refused("blank", "blank line")
     try:
         (values,) = csv.reader([text], delimiter=DELIMITERS[format], strict=True)

@@ -75,6 +75,7 @@ def test_rows_longer_than_what_is_read_at_once(tmp_path):
         (b'text,n\na"b,1\n"c""d",2\n', ['a"b', 'c"d'], []),
         (b"text,n\na\nb,1\nc,1,2\n", ["b"], [(1, "not-csv"), (3, "not-csv")]),
         (b"text,n\n\na,1\n", ["a"], [(1, "blank")]),
+        (b"text,n\n\n , \n", [" "], [(1, "blank")]),
         (b'text,n\na,1\n"b,2\nc,3\n', ["a"], [(2, "not-csv")]),
         (b'text,n\n"a"b,1\n"c" ,2\nd,3\n', ["d"], [(1, "not-csv"), (2, "not-csv")]),
         (b"text,n\na\rb,1\nc,2\n", ["c"], [(1, "not-csv")]),
