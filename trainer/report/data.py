@@ -87,6 +87,7 @@ class _Step(msgspec.Struct):
     valid: dict[str, float | None] | None = None
     test: dict[str, float] | None = None
     tasks: dict[str, float | None] | None = None
+    accuracy: dict[str, float | None] | None = None
     experts: dict[str, dict[str, float | list[int]]] | None = None
 
 
@@ -298,6 +299,8 @@ def baselines_of(run: ReportedRun, data: RunData) -> tuple[dict[str, Baselines],
         return {}, ["The run has no validation corpus, so there is nothing to evaluate baselines on."]
     if isinstance(data.train.options.kind, mdata.Pairs):
         return {}, ["The loss of pairs is not one of tokens, so there are no n-grams to compare it with."]
+    if isinstance(data.train.options.kind, mdata.Classify):
+        return {}, ["Baselines are of models that predict tokens, and this one classifies rows."]
     tokens = run.consumed * run.config.train.sequence_length
     if tokens > MOST_TOKENS:
         return {}, [f"Baselines are not computed above {MOST_TOKENS:,} training tokens; this run has read {tokens:,}."]
@@ -356,7 +359,7 @@ def _bits_per_byte(dataset: mdata.Dataset) -> float | None:
 
     None: unknown, or only some of the tokens are predicted.
     """
-    if not dataset.text_bytes or isinstance(dataset.options.kind, mdata.Bert | mdata.T5 | mdata.Pairs):
+    if not dataset.text_bytes or isinstance(dataset.options.kind, mdata.Bert | mdata.T5 | mdata.Pairs | mdata.Classify):
         return None
     return dataset.num_corpus_tokens / dataset.text_bytes / math.log(2)
 

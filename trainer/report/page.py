@@ -394,10 +394,14 @@ def _throughput(run: ReportedRun, axis: plots.Axis) -> str:
 
 
 def task_curves(run: ReportedRun) -> dict[str, list[tuple[float, float]]]:
-    """(consumed samples, number) of each task that scored the run: while it trained, then its checkpoints."""
+    """(consumed samples, number) of each task that scored the run: while it trained, then its checkpoints.
+
+    A classifier's accuracy of each set is one of them.
+    """
     curves: dict[str, list[tuple[float, float]]] = {}
     for line in run.metrics:
-        for name, number in (line.get("tasks") or {}).items():
+        accuracy = {f"accuracy {name}": share for name, share in (line.get("accuracy") or {}).items()}
+        for name, number in {**accuracy, **(line.get("tasks") or {})}.items():
             if number is not None:
                 curves.setdefault(name, []).append((line["consumed_samples"], number))
     steps, samples = zip(*((line["step"], line["consumed_samples"]) for line in run.metrics), strict=True)

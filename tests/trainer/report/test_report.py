@@ -320,6 +320,7 @@ ALTERED = {
         '{"step": 1, "consumed_samples": 4, "tokens_per_s": {}}',
         '{"step": 1, "consumed_samples": 4, "loss": "x"}',
         '{"step": 1, "consumed_samples": 4, "train": {"a": "x"}}',
+        '{"step": 1, "consumed_samples": 4, "accuracy": {"a": "x"}}',
     ],
     "generated.jsonl": ["[]", '{"prompt": 3, "text": ""}', '{"text": ""}'],
     "evaluations.json": ["[]", '{"a": 3}', '{"a": {"x": 1}}', '{"a": {"1": null}}'],
@@ -340,13 +341,14 @@ def test_scores_of_tasks_are_drawn(config, tmp_path):
     path = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line, accuracy in zip(lines[9::10], (0.1, 0.2, None, 0.4), strict=True):
-        line["tasks"] = {"lambada accuracy": accuracy}
+        line |= {"tasks": {"lambada accuracy": accuracy}, "accuracy": {"dev": accuracy}}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     record_evaluation(folder, 30, {"wikitext103 perplexity (wiki <1>)": 20.0})
     record_evaluation(folder, 10, {"wikitext103 perplexity (wiki <1>)": 30.0})
     run = report_data.read_run(folder)
     samples = config.train.global_batch
     assert report_page.task_curves(run) == {
+        "accuracy dev": [(10 * samples, 0.1), (20 * samples, 0.2), (40 * samples, 0.4)],
         "lambada accuracy": [(10 * samples, 0.1), (20 * samples, 0.2), (40 * samples, 0.4)],
         "wikitext103 perplexity (wiki <1>)": [(10 * samples, 30.0), (30 * samples, 20.0)],
     }

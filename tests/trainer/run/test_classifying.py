@@ -155,12 +155,12 @@ def test_kill_9_within_an_epoch_and_run_again(one, data, tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("noise", [0.0, 0.2])
-def test_rows_of_a_known_bayes_rate(tmp_path, noise):
+@pytest.mark.parametrize(("noise", "epoch"), [(0.0, 50), (0.2, 200)])
+def test_rows_of_a_known_bayes_rate(tmp_path, noise, epoch):
     """Two epochs: all of the dev set is right, or as much of it as its noise leaves."""
-    rows = {"train": 800, "dev_a": 400}
+    rows = {"train": 16 * epoch, "dev_a": 400}
     data = make_labelled(tmp_path, rows, noise=noise)
-    config = config_of(data, tmp_path / "run", steps=100, interval=50, batch=16)
+    config = config_of(data, tmp_path / "run", steps=2 * epoch, interval=epoch, batch=16)
     config = replace(config, train=replace(config.train, micro_batch=16))
     alone(config)
     accuracy = read_metrics(tmp_path / "run")[-1]["accuracy"]["dev_a"]
