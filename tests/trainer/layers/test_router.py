@@ -103,8 +103,8 @@ def test_choices_weights_and_losses_are_those_of_the_definition(form: str) -> No
         for e in range(EXPERTS):
             share, hits = (sum(row[e] for row in rows) / tokens for rows in (shares_of, plain_of))
             balance += EXPERTS * share * hits / shape.top_k
-    assert float(losses.balance[0]) / losses.balance[1] == pytest.approx(balance / len(parts))
-    assert float(losses.z[0]) / losses.z[1] == pytest.approx(squares / len(x_ND))
+    assert losses.balance[0].item() / losses.balance[1] == pytest.approx(balance / len(parts))
+    assert losses.z[0].item() / losses.z[1] == pytest.approx(squares / len(x_ND))
     assert losses.counts[:EXPERTS].tolist() == [sum(row[e] for row in load) for e in range(EXPERTS)]
     assert float(losses.counts[-2]) == ROWS * LENGTH * shape.top_k - float(losses.counts[:EXPERTS].sum())
     assert float(losses.counts[-1]) == pytest.approx(entropy)
