@@ -179,7 +179,7 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
 SECTIONS = ("mesh", "optimizer", "precision", "kernels")  # whose keys a row may set; of one name, the first
 CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 5, 2, 2  # graphs are recorded in the second step
 NARROW_TOKENS = 256
-RUN_LIMIT_S = "120"  # of the ranks of one row
+RUN_LIMIT_S = "180"  # of the ranks of one row
 
 
 def row_config(name: str, *, narrow: bool = False) -> RunConfig:
