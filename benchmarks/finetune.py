@@ -267,7 +267,7 @@ def main() -> None:
     needed = ("transformers", "accelerate", *(["peft"] if lora else []))
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing and not arguments.rows:
-        print(f"only ours: pip install {' '.join(missing)} for the peers")
+        print(f"only ours, because {' and '.join(missing)} cannot be imported")
     names = arguments.rows or ["ours", *([] if missing else PEERS)]
     rows: list[dict[str, Any]] = []
     for name in [name for _ in range(arguments.rounds) for name in names]:

@@ -12,8 +12,6 @@ any other key. The same command continues; so does `mtrain train FOLDER/run.toml
 Examples:
   mtrain finetune models/Llama-3.2-1B chats.jsonl
   mtrain finetune runs/first web.jsonl --epochs 3 --print
-  mtrain finetune runs/first-chats pairs.jsonl --dpo
-  mtrain finetune models/bert-base-uncased MNLI --task mnli
 """
 
 from __future__ import annotations

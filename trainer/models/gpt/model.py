@@ -261,9 +261,9 @@ class GPT(nn.Module):
         if shape.moe is not None:  # blocks of other families have no experts
             block = functools.partial(block, groups=groups, exchanges=exchanges, expert_buffer=expert_buffer)
         self.blocks = nn.ModuleDict({str(i): block(number=i) for i in blocks})
-        for block_of in self.blocks.values():
-            if isinstance(attention := cast(Block, block_of).attention, LatentAttention):
-                attention.keys_again = recompute.mla_up_proj
+        for module in self.blocks.modules():
+            if isinstance(module, LatentAttention):
+                module.keys_again = recompute.mla_up_proj
         self.recomputes_all = full = recompute.mode == "full"
         self.chunks = chunks(blocks, method=recompute.method, layers=recompute.layers if full else len(blocks))
         if not full:
