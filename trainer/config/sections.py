@@ -582,8 +582,8 @@ class MeshSection:
         # auto: gather up to ep = 2 or top_k / 2
     )
     expert_buffer: PositiveAmount | None = (
-        None  # all_to_all: size of buffers, over the tokens of an even load, so that the host need not wait; a step
-        # whose tokens do not fit changes nothing, and ends the run; not set: as many as there are, for which it waits
+        None  # size of buffers for tokens of experts, over an even load; a step whose tokens do not fit changes nothing
+        # and ends the run; not set: all_to_all: the size needed, for which the host waits; gather: for every load
     )
     schedule: Literal["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"] = (
         "1f1b"  # order of forward and backward passes in a pipeline; zb: backward in two halves, for a smaller bubble

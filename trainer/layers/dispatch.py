@@ -2,13 +2,15 @@
 
 By gathering: each rank gets the tokens of all ranks that have the other experts, or other parts of its own, computes
 its part for all of them, and the partial results are added in rank order. Sizes are known beforehand, so nothing waits
-for the host; the traffic is ep - 1 times the tokens, whatever K is.
+for the host; the traffic is ep - 1 times the tokens, whatever K is. There are rows for the largest possible load.
 
 By all-to-all: a token is sent once to each rank that has experts of it, and every slot's result comes back, so that the
 sum over slots has the order of one rank. Each rank computes only what is its own. Either as many tokens travel as there
 are, for which the host waits once for each layer and pass; shared experts can be started meanwhile. Or buffers have a
-size, a multiple of an even load, and nothing waits. A choice that does not fit makes the weights of the rank's tokens
-NaN, so that the step changes nothing, and the run ends with an error (`Engine.check_expert_buffers`).
+size, a multiple of an even load, and nothing waits.
+
+Rows of gathered tokens can have such a size too. A choice that does not fit makes weights of tokens NaN, so that the
+step changes nothing, and the run ends with an error (`Engine.check_expert_buffers`).
 
 One object (`Gathering` or `Exchange`) knows both ways for a microbatch. Backward takes them too: gradients of results
 are brought like tokens, and gradients of tokens come back like results.
@@ -48,11 +50,11 @@ class Dispatch:
 
     Args:
         exchanges: whether tokens are sent to the ranks of their experts; otherwise all are gathered.
-        buffer: the size of buffers over the slots of an even load; 0: as many as there are.
+        buffer: the size of buffers over the slots of an even load; 0: as many as there are, or can be.
 
     Attributes:
         expert_rank, expert_ranks: of the ranks that have different experts. part, parts: of those that share each.
-        overflow: the most slots for a rank, over those of an even load, that had no room; 0 or None: all had.
+        overflow: the largest load that had no room, over an even one; 0 or None: all had.
     """
 
     def __init__(
@@ -145,6 +147,22 @@ class SortedSlots(NamedTuple):
 
 
 @torch.no_grad()
+def gathered_way(dispatch: Dispatch, expert_AK: Tensor, num_experts: int, *, fixed: bool) -> Gathering:
+    """The way of gathered tokens to this rank's experts; those of other ranks are left out; see `Exchange`."""
+    own_AK = expert_AK - dispatch.expert_rank * num_experts
+    own_AK = torch.where((own_AK >= 0) & (own_AK < num_experts), own_AK, num_experts)
+    if not (fixed and dispatch.buffer):
+        return Gathering(dispatch, sort_slots(own_AK, num_experts, all_computed=False))
+    tokens, top_k = own_AK.shape
+    even = tokens * top_k / dispatch.expert_ranks
+    rows = min(math.ceil(dispatch.buffer * even), tokens * min(top_k, num_experts))
+    load = (own_AK < num_experts).sum()
+    dispatch.check_room(load.double() / even, load > rows)
+    slots = sort_slots(own_AK, num_experts, all_computed=False, rows=rows)
+    return Gathering(dispatch, slots, load > rows)
+
+
+@torch.no_grad()
 def sort_slots(expert_AK: Tensor, num_experts: int, *, all_computed: bool, rows: int | None = None) -> SortedSlots:
     """Sort slots by expert, those of an expert by token; those of expert E, which nothing computes, come last.
 
@@ -162,7 +180,7 @@ def sort_slots(expert_AK: Tensor, num_experts: int, *, all_computed: bool, rows:
         token_M=slot_M // top_k,
         slot_M=slot_M,
         row_AK=row.clamp(max=max(most - 1, 0)).view(expert_AK.shape),
-        end_E=ends_E,
+        end_E=ends_E if rows is None else ends_E.clamp(max=most),
         expert_M=flat[slot_M],
         computed_AK=None if all_computed else expert_AK < num_experts,
     )
@@ -187,7 +205,7 @@ class Gathering:
     """The way of a microbatch's tokens by gathering.
 
     Args:
-        slots: of all gathered tokens.
+        slots: of all gathered tokens. overflows: whether there are more than rows; None: there cannot be.
 
     Attributes:
         keeps: whether brought tokens are kept for backward; otherwise they are brought again.
@@ -196,8 +214,8 @@ class Gathering:
 
     keeps = waits = False
 
-    def __init__(self, dispatch: Dispatch, slots: SortedSlots) -> None:
-        self.dispatch, self.slots = dispatch, slots
+    def __init__(self, dispatch: Dispatch, slots: SortedSlots, overflows: Tensor | None = None) -> None:
+        self.dispatch, self.slots, self._overflows = dispatch, slots, overflows
 
     def finish(self) -> Gathering:
         """All of it is known."""
@@ -213,7 +231,8 @@ class Gathering:
 
     def weights(self, weight_NK: Tensor) -> Tensor:
         """Those of brought tokens, differentiable."""
-        return self.dispatch.enter(weight_NK)
+        weight_AK = self.dispatch.enter(weight_NK)
+        return weight_AK if self._overflows is None else torch.where(self._overflows, math.nan, weight_AK)
 
     def take_back(self, y_MD: Tensor, kernels: Kernels) -> Tensor:
         """The sum of each token's slots, from what ranks have computed of them: [M, D] -> [N, D]."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, MainGradients, Parallel, as_input
-from trainer.layers.dispatch import Dispatch, Exchange, Gathering, SortedSlots, sort_slots
+from trainer.layers.dispatch import Dispatch, Exchange, Gathering, SortedSlots, gathered_way, sort_slots
 from trainer.layers.mlp import MLP, activated
 from trainer.layers.recompute import recomputed
 from trainer.layers.router import Router, RouterLosses, Rows, score_logits
@@ -98,9 +98,7 @@ class Experts(Layer):
             return Exchange(dispatch, expert_NK, self.num_experts, all_computed=all_computed, fixed=fixed)
         expert_AK = dispatch.gather(expert_NK)
         if dispatch.expert_ranks > 1:
-            own_AK = expert_AK - dispatch.expert_rank * self.num_experts
-            expert_AK = torch.where((own_AK >= 0) & (own_AK < self.num_experts), own_AK, self.num_experts)
-            all_computed = False
+            return gathered_way(dispatch, expert_AK, self.num_experts, fixed=fixed)
         return Gathering(dispatch, sort_slots(expert_AK, self.num_experts, all_computed=all_computed))
 
     def activated(self, up_MF: Tensor) -> Tensor:

@@ -227,11 +227,6 @@ def _expert_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             'mesh.expert_dispatch="all_to_all" waits for the host, which kernels.cuda_graphs="on" cannot; set '
             'mesh.expert_buffer=1.5, mesh.expert_dispatch="gather", or kernels.cuda_graphs="off"'
         )
-    if buffer is not None and mesh.expert_dispatch == "gather":
-        yield (
-            f'mesh.expert_buffer={buffer:g} is of an all-to-all; mesh.expert_dispatch="gather" has room for all loads; '
-            "leave it out"
-        )
     if buffer is not None and buffer < 1:
         yield f"mesh.expert_buffer={buffer:g} is below 1, an even load; choose a larger one, such as 1.5"
     inner = moe.ffn_hidden_size or config.model.ffn_hidden_size

@@ -375,7 +375,7 @@ class Engine:
         load = all_reduce_(largest.reshape(1).clone(), self.everyone, op="max").item()
         if load:
             raise UsageError(
-                f"step {step} changed nothing: a rank had more tokens for experts of another than fit in its buffer",
+                f"step {step} changed nothing: the experts of a rank had more tokens than fit in its buffer",
                 found=f"{load:.2f} times an even load, mesh.expert_buffer={self.config.mesh.expert_buffer:g}",
                 fix="raise it, balance experts more strongly, or leave it out: buffers then have the size needed",
             )

@@ -18,7 +18,12 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 
 EXPERTS, TOP_K, TOKENS, WIDTH = 8, 4, 24, 12
-BUFFERS = {"large buffers": 4.0, "small buffers": 1.5}  # over an even load
+BUFFERS = {
+    "large buffers": 4.0,
+    "small buffers": 1.5,
+    "gather into buffers": 4.0,
+    "gather into small buffers": 1.01,
+}  # over an even load
 LOADS = ("drawn", "an empty rank", "an empty expert, and one that computes every token", "dropped")
 
 
@@ -51,7 +56,7 @@ def _passes(context, load: str, way: str) -> dict[str, Tensor]:
     groups = context.join(Mesh(ranks, ep=ranks)).groups if ranks > 1 else {}
     alone = Parallel(Group.single("tp"), sequence_parallel=False)
     shape = MLPShape(width=WIDTH, inner=16, activation="swiglu", bias=True)
-    dispatch = Dispatch(alone, groups, exchanges=way != "gather", buffer=BUFFERS.get(way, 0.0))
+    dispatch = Dispatch(alone, groups, exchanges="gather" not in way, buffer=BUFFERS.get(way, 0.0))
     layer = Experts(shape, EXPERTS, dispatch, kernels=replace(PLAIN, grouped_product=_row_by_row))
     mine = slice(dispatch.expert_rank * layer.num_experts, (dispatch.expert_rank + 1) * layer.num_experts)
     with torch.no_grad():
@@ -83,13 +88,13 @@ def alone():
 
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("way", ["gather", "all-to-all", "large buffers"])
+@pytest.mark.parametrize("way", ["gather", "gather into buffers", "all-to-all", "large buffers"])
 def test_ranks_that_share_experts_compute_what_one_does(alone, ranks, load, way):
     """By all-to-all the same bits, since slots are added in their order, forward and backward."""
     results = run_ranks(_passes, ranks, load, way)
     for name, value in alone[load].items():
         whole = torch.cat([result[name] for result in results])
-        exact = way != "gather" and name in ("out", "dx", "dweight")
+        exact = "gather" not in way and name in ("out", "dx", "dweight")
         tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-5, "atol": 1e-4}
         torch.testing.assert_close(whole, value, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -106,3 +111,17 @@ def test_a_choice_that_does_not_fit_makes_the_outputs_of_its_rank_nan(alone):
         torch.testing.assert_close(
             result["out"], out if load <= buffer else torch.full_like(out, torch.nan), rtol=0, atol=0, equal_nan=True
         )
+
+
+def test_a_load_that_does_not_fit_makes_all_outputs_of_gathered_tokens_nan(alone):
+    """Of those that have experts on the rank with too many."""
+    expert_NK, ranks = _choices("drawn"), 2
+    loads = [
+        int((expert_NK // (EXPERTS // ranks) == rank).sum()) / (expert_NK.numel() / ranks) for rank in range(ranks)
+    ]
+    assert min(loads) < 1.01 < max(loads)
+    results = run_ranks(_passes, ranks, "drawn", "gather into small buffers")
+    assert [result["overflow"].item() for result in results] == [load if load > 1.01 else 0 for load in loads]
+    out = torch.cat([result["out"] for result in results])
+    of_full = (expert_NK // (EXPERTS // ranks) == loads.index(max(loads))).any(1)
+    assert out[of_full].isnan().all() and not out[~of_full].isnan().any()

@@ -163,8 +163,8 @@ def test_layouts_compute_what_one_rank_does(ranks, mesh, options, alone):
 # Every pair of these. Eight experts, four of them for a token, so that sums over slots have more than two terms.
 AXES = {
     "tp": (1, 2, 4), "sequence_parallel": (False, True), "cp": (1, 2), "pp": (1, 2), "dp": (1, 2, 4), "ep": (1, 2, 4),
-    "etp": (1, 2), "dispatch": ("gather", "all_to_all", "buffer"), "recompute": ("none", "selective", "full"),
-    "sharding": ("state", "none", "gradients", "parameters"), "documents": (False, True),
+    "etp": (1, 2), "dispatch": ("gather", "gather_buffer", "all_to_all", "buffer"), "documents": (False, True),
+    "sharding": ("state", "none", "gradients", "parameters"), "recompute": ("none", "selective", "full"),
 }  # fmt: skip
 EIGHT = replace(MOE, num_experts=8, top_k=4, groups=4)
 BIASED = replace(SIMPLE, num_experts=8, balance="sequence")
@@ -193,7 +193,12 @@ def _of_row(number, **changes):
     row = ROWS[number]
     moe, shape = ((EIGHT, "llama"), (BIASED, "gpt2"))[number % 2]
     schedule = ("1f1b", "zb_h1", "interleaved", "zb_v")[number // 2 % 4] if row["pp"] > 1 else "1f1b"
-    sent = {"gather": {}, "all_to_all": SENT, "buffer": {**SENT, "expert_buffer": 8.0}}[row["dispatch"]]
+    sent = {
+        "gather": {},
+        "gather_buffer": {"expert_buffer": 8.0},
+        "all_to_all": SENT,
+        "buffer": {**SENT, "expert_buffer": 8.0},
+    }[row["dispatch"]]
     mesh = {name: row[name] for name in ("tp", "cp", "pp", "ep", "etp", "sequence_parallel")}
     options = {"sharding": row["sharding"], "recompute": row["recompute"], **changes}
     config = _config(moe, shape=shape, schedule=schedule, **mesh, **sent, **options)
@@ -445,7 +450,6 @@ def test_muon_takes_each_expert_of_each_rank_for_a_matrix(ranks, mesh):
         ),
         (2, {"tp": 2, "etp": 1}, "mesh.etp=1 is below mesh.tp=2, whose ranks all have the same tokens; set"),
         (2, {"ep": 2, **SENT}, 'mesh.expert_dispatch="all_to_all" waits for the host, which kernels.cuda_graphs="on"'),
-        (2, {"ep": 2, "expert_dispatch": "gather", "expert_buffer": 2.0}, "mesh.expert_buffer=2 is of an all-to-all"),
         (2, {"ep": 2, **SENT, "expert_buffer": 0.5}, "mesh.expert_buffer=0.5 is below 1, an even load"),
     ],
 )
@@ -486,6 +490,7 @@ def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):
         ("selective", 1, {}),
         ("none", 2, {"ep": 2, **SENT, "expert_buffer": 1.25}),
         pytest.param("selective", 2, {"ep": 2}, marks=SOAK),
+        pytest.param("none", 2, {"ep": 2, "expert_buffer": 1.25}, marks=SOAK),
     ],
 )
 def test_what_experts_keep_for_backward_is_what_a_plan_says(mode, ranks, mesh):

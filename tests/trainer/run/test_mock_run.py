@@ -194,7 +194,9 @@ def test_a_step_whose_tokens_do_not_fit_in_the_buffers_of_experts_ends_the_run(t
     model = replace(config.model, moe=MoESection(num_experts=4, top_k=1, ffn_hidden_size=16))
     mesh = MeshSection(ep=2, expert_dispatch="all_to_all", expert_buffer=1.0)
     config = replace(config, model=model, mesh=mesh)
-    message = r"step 1 changed nothing: a rank had more [\s\S]* times an even load, mesh.expert_buffer=1\n"
+    message = (
+        r"step 1 changed nothing: the experts of a rank had more [\s\S]* times an even load, mesh.expert_buffer=1\n"
+    )
     with pytest.raises(RankError, match=message):
         run_ranks(_train_over_experts, 2, config)
     run = replace(config.run, folder=str(tmp_path / "large"))

@@ -148,7 +148,7 @@ def _latent_inside(
 def expert_rows(moe: MoEShape, place: Place, tokens: int) -> int:
     """Slots that a rank computes, or has rows for, of a microbatch; see `exchanges_tokens` in shape.py.
 
-    Where tokens are gathered, there are rows for the largest possible load.
+    Where tokens are gathered, there are rows for the largest possible load, unless buffers have a size.
     """
     shared = _shared_tokens(place, tokens)
     if place.ep_size == 1:
@@ -156,7 +156,8 @@ def expert_rows(moe: MoEShape, place: Place, tokens: int) -> int:
     if not moe.is_gathered(place.ep_size):
         most = moe.num_experts // place.ep_size  # slots of a token for one rank
         return round(shared * min(place.ep_size * min(moe.top_k, most), (moe.buffer or IMBALANCE) * moe.top_k))
-    return shared * place.ep_size * min(moe.top_k, moe.num_experts // place.ep_size)
+    largest = shared * place.ep_size * min(moe.top_k, moe.num_experts // place.ep_size)
+    return min(largest, round(moe.buffer * shared * moe.top_k)) if moe.buffer else largest
 
 
 def _shared_tokens(place: Place, tokens: int) -> int:
