@@ -159,12 +159,14 @@ _MACHINE = MappingProxyType(
     }
 )
 _OURS = frozenset({errno.EBADF, errno.EFAULT})
+_OF_CLASS = MappingProxyType({FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES})
 
 
 def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
     """An error of the operating system as an error of mdata: usage (2), resource (5), or a bug (1).
 
-    Every errno has a kind. An error without one comes from a library that reads or writes: resource.
+    Every errno has a kind. An error without one comes from a library that reads or writes: its class may have a kind,
+    otherwise it is resource.
 
     Args:
         error: the caught error.
@@ -172,6 +174,7 @@ def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
     """
     number = error.errno or _number_in(str(error))
     reason = os.strerror(number) if number else str(error) or type(error).__name__
+    number = number or _OF_CLASS.get(type(error), 0)
     where = " -> ".join(
         os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
     )

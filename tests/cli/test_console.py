@@ -204,6 +204,8 @@ def test_every_number_has_a_code():
     assert kinds == {errors.UsageError, errors.ResourceError}
     told = errors.explain_os_error(PermissionError("Operation not permitted (os error 1)"))
     assert type(told) is errors.UsageError and "os error" not in str(told)
+    told = errors.explain_os_error(FileNotFoundError("Unable to find 'x.jsonl'"))
+    assert type(told) is errors.UsageError and "Unable to find 'x.jsonl'" in str(told) and "check the path" in str(told)
     told = errors.explain_os_error(OSError("the library's own words"))
     assert type(told) is errors.ResourceError and str(told).startswith("the library's own words\n  try: ")
 
