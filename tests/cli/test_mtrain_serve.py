@@ -140,6 +140,7 @@ def test_a_signal_lets_open_requests_end(model: str) -> None:
             assert rest(connection).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         code, lines = server.end()
         assert code == 0 and "SIGTERM: sequences left to finish: 1;" in lines
+        assert re.search(r"KV cache: 1,024 tokens over all sequences, 0\.0 GiB on each rank", lines), "16 of 64"
         wait_until_gone([rank])
 
 

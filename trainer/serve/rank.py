@@ -73,9 +73,11 @@ class Refused(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The model is loaded. capacity: tokens that a row can have."""
+    """The model is loaded. capacity: tokens that a row can have. cache_tokens, cache_bytes: see `Engine`."""
 
     capacity: int
+    cache_tokens: int = 0
+    cache_bytes: int = 0
 
 
 Event = Request | Search | Cancel
@@ -219,7 +221,7 @@ def serve_here(folder: Path, *, rank: int) -> None:
         weights=settings["weights"],
     )
     engine = Engine(model, max_batch=settings["max_batch"], cache_tokens=settings["cache_tokens"])
-    link.reply(Ready(engine.capacity))
+    link.reply(Ready(engine.capacity, engine.cache_tokens, engine.cache_bytes))
     try:
         serve_rank(engine, model, link)
     except (BrokenPipeError, ConnectionResetError) as error:

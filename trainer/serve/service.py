@@ -70,14 +70,15 @@ class Service:
 
     Attributes:
         ready: the model is loaded. stopping: no new run may begin. failure: why the ranks ended.
-        load: the engine's last numbers. totals: counters for /metrics. capacity: tokens that a row can have.
+        load: the engine's last numbers. totals: counters for /metrics.
+        capacity, cache_tokens, cache_bytes: see `Engine`.
     """
 
     def __init__(self, connection: Connection, *, most_rows: int) -> None:
         self.ready, self.stopping, self.failure = asyncio.Event(), False, ""
         self.load: Mapping[str, float] = {}
         self.totals = {"prompt_tokens": 0, "tokens": 0, "rows": 0, "rows_cancelled": 0}
-        self.most_rows, self.capacity = most_rows, 0
+        self.most_rows, self.capacity, self.cache_tokens, self.cache_bytes = most_rows, 0, 0, 0
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._runs: dict[str, Run] = {}
         self._outgoing: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
@@ -158,7 +159,7 @@ class Service:
 
     def _received(self, message: Any) -> None:
         if isinstance(message, Ready):
-            self.capacity = message.capacity
+            self.capacity, self.cache_tokens, self.cache_bytes = message
             self.ready.set()
             return
         replies, self.load = message
