@@ -24,6 +24,9 @@ from mdata.object_storage.origin_guard import authority
 _TIMEOUT_S = 30
 _MOST_PAGES = 10_000  # of at most 1,000 files
 _PAGE_BYTES = 64 << 20
+# The revision to which the hub converts data sets of any format, as CONFIG/SPLIT/0000.parquet; huggingface_hub's short
+# name of it is @~parquet.
+_CONVERTED = "refs/convert/parquet"
 _NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
 
 
@@ -123,7 +126,7 @@ def _origin(url: str) -> str:
 
 def _repository(address: Address) -> tuple[str, str]:
     name, _, revision = address.place.partition("@")
-    return name, revision or "main"
+    return name, _CONVERTED if revision == "~parquet" else revision or "main"
 
 
 def _endpoint() -> str:

@@ -53,6 +53,16 @@ def test_a_renamed_repository_is_followed_on_the_hub_with_the_token(hub):
     assert [request.headers["Authorization"] for request in seen] == ["Bearer TOBEHIDDEN"] * 2
 
 
+def test_a_split_of_a_converted_data_set(hub):
+    entries = json.dumps([{"type": "file", "path": "default/train/0000.parquet"}]).encode()
+    seen = hub(lambda request, url: (200, {}, entries))
+    address = parse_address("hf://datasets/o/n@~parquet/default/train/")
+    assert hub_files(address) == ["default/train/0000.parquet"]
+    assert seen[0].path == "/api/datasets/o/n/tree/refs%2Fconvert%2Fparquet/default/train?recursive=true"
+    assert hub_module.hub_url(address).endswith("/datasets/o/n/resolve/refs%2Fconvert%2Fparquet")
+    assert str(address) == "hf://datasets/o/n@~parquet/default/train/"
+
+
 def test_redirects_in_a_circle_end(hub):
     seen = hub(lambda request, url: (307, {"Location": request.path}, b""))
     with pytest.raises(UsageError, match="redirects"):
