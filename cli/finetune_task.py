@@ -107,6 +107,9 @@ def prepare(arguments: argparse.Namespace, model: ModelFolder, folder: Path, con
     columns = columns_of(arguments.columns)
     named = tuple(arguments.labels.split(",")) if arguments.labels else ()
     labels = named or (labels_in(train, columns) if task == "classify" else ())
+    known = model.family.classes(model.config) or ()
+    if task == "classify" and not named and sorted(known) == sorted(labels):
+        labels = known  # its head goes on
     tokenizer = _tokenizer(arguments, model)
 
     def read(path: Path) -> LabelledFile:

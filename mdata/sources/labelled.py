@@ -150,7 +150,7 @@ def read_labelled(
         parse = _parser(file, task, read.labels, columns or {})
         for row, line in _lines(file):
             try:
-                made = list(parse(line, row))
+                made = [_text(parsed) for parsed in parse(line, row)]
             except Refused as refused:
                 if not refused.known and on_error == "stop":
                     raise BadInputError(
@@ -401,6 +401,15 @@ def _number_of(text: str, labels: Sequence[str]) -> int:
     if text not in labels:
         raise Refused("with an unknown label", f"the label is {text[:60]!r}, not one of {', '.join(labels[:20])}")
     return labels.index(text)
+
+
+def _text(parsed: Parsed) -> Parsed:
+    """What was parsed, if it is text: JSON can name halves of characters."""
+    try:
+        "".join((parsed[0] or "", *parsed[2])).encode()
+    except UnicodeEncodeError as error:
+        raise Refused("not UTF-8", f"not a text: {error.reason}") from error
+    return parsed
 
 
 def _filled(*texts: str) -> None:

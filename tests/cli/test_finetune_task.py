@@ -111,4 +111,8 @@ def test_classes_of_another_order_are_matched_by_name(here: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(expected)
     assert main(["eval", "other", "--task", "race", *data]) == 2
     assert "other has classes" in capsys.readouterr().err
+    rows = [{"text": "man", "label": label} for label in sorted(names)] * 20
+    (here / "named.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["finetune", "other", "named.jsonl", "--task", "classify", "--print", "--gpus", "0"]) == 0
+    assert f'labels = [ "{names[0]}", "{names[1]}", "{names[2]}", ]' in capsys.readouterr().out, "its head goes on"
     assert open_model(here / "other").config.model.bert.labels == names  # type: ignore[union-attr]

@@ -94,6 +94,18 @@ def test_own_rows_as_tsv_and_jsonl(tmp_path):
         read_labelled(path, "classify", columns={"label": "gold"})
 
 
+@pytest.mark.parametrize(
+    "record", [{"text": "\ud800"}, {"text": "a", "id": "\udfff"}, {"text": 3}, {"text": "a", "text_pair": []}]
+)
+def test_what_json_can_say_and_no_text_is(tmp_path, record):
+    path = written(
+        tmp_path, json.dumps({"label": 1, "text": "a"}) + "\n" + json.dumps({"label": 1, **record}), "own.jsonl"
+    )
+    with pytest.raises(BadInputError, match=r"own\.jsonl:2: "):
+        read_labelled(path, "classify")
+    assert len(read_labelled(path, "classify", on_error="skip").rows) == 1
+
+
 def test_files_of_another_kind_are_refused(tmp_path):
     with pytest.raises(UsageError, match="is no file of task mnli"):
         read_labelled(written(tmp_path, "a\tb\n"), "mnli")
