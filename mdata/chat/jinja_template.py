@@ -2,7 +2,8 @@
 
 A template gives the text of a whole conversation. Turns are found by running it on the messages before a turn, with the
 prompt that requests an answer, and on the messages up to it: each text has to begin with the previous one, as when a
-model is used turn by turn. A template that changes earlier turns later is refused, conversation by conversation.
+model is used turn by turn. A template that changes earlier turns later is refused, conversation by conversation, unless
+each answer is in a {% generation %} block; the block is then what is trained on, as in transformers.
 Control tokens are part of the text. A message reaches the template with all of its fields, and so do the record's
 `tools`, `documents` and `chat_template_kwargs`, as with transformers' apply_chat_template; without them `tools` and
 `documents` are None. Not available: `strftime_now` (the date would change the tokens).
@@ -11,6 +12,7 @@ Control tokens are part of the text. A message reaches the template with all of 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +35,9 @@ _WHAT_RUNNING_RAISES = (TypeError, ValueError, LookupError, AttributeError, Arit
 _NONE_GIVEN = MappingProxyType({"tools": None, "documents": None})
 # Messages written over all runs for one conversation (about a minute); a long message counts as several.
 _MOST_WORK, _CHARACTERS_OF_A_MESSAGE = 2_000_000, 4096
+_BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
+# Around {% generation %} blocks: noncharacters, which no text should have.
+_BEGIN, _END = "\ufdd0", "\ufdd1"
 _MOST_TRIED = 20  # fields of a refused record that are tried, one run of the template each
 # What a record gives to the template by itself, and the object with whatever else a template has as options.
 _GIVEN, OPTIONS = ("tools", "documents"), "chat_template_kwargs"
@@ -84,9 +89,53 @@ class JinjaTemplate:
         separate: Sequence[bool] | None = None,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Iterator[Turn]:
-        """See `Template`; it runs up to separate turns only: it may refuse half an exchange, or rewrite old turns."""
-        fields = [message.given() for message in messages]
+        """See `Template`; a template that rewrites old turns may mark the answers by {% generation %} blocks."""
         separate = [True] * len(messages) if separate is None else separate
+        try:
+            yield from list(self._turns_by_prefix(messages, separate=separate, variables=variables))
+        except TemplateRefused as refusal:
+            marked = None
+            if _BLOCK.search(self.source):
+                with suppress(TemplateRefused):
+                    marked = self._marked_turns(messages, separate=separate, variables=variables)
+            if marked is None:
+                raise refusal from None
+            yield from marked
+
+    def _marked_turns(
+        self, messages: Sequence[Message], *, separate: Sequence[bool], variables: Mapping[str, Any]
+    ) -> list[Turn] | None:
+        """The turns by {% generation %} blocks; None: not every separate turn is an answer with a block of its own."""
+        answers = [message.role == ASSISTANT for message in messages]
+        if any(alone and not answer for alone, answer in zip(separate, answers, strict=True)):
+            return None
+        fields = [message.given() for message in messages]
+        text = self._text(fields, prompt=False, record=variables)
+        marked = self._text(fields, prompt=False, record=variables, marks=True)
+        between, marks = re.split(f"[{_BEGIN}{_END}]", marked), re.findall(f"[{_BEGIN}{_END}]", marked)
+        if marks != [_BEGIN, _END] * sum(answers) or "".join(between) != text:
+            return None
+        turns, before = list[Turn](), ""
+        blocks = iter(zip(between[::2], between[1::2], strict=False))
+        for message, alone in zip(messages, separate, strict=True):
+            context, said = next(blocks) if message.role == ASSISTANT else ("", "")
+            if alone and not said.strip() and (message.content.strip() or message.fields):
+                return None
+            if alone:
+                turns.append(Turn(_part(before + context), _part(said), []))
+                before = ""
+            else:
+                turns.append(Turn([], [], []))
+                before += context + said
+        last = turns[-1]
+        turns[-1] = last._replace(behind=[*last.behind, *_part(before + between[-1])])
+        return turns
+
+    def _turns_by_prefix(
+        self, messages: Sequence[Message], *, separate: Sequence[bool], variables: Mapping[str, Any]
+    ) -> Iterator[Turn]:
+        """It runs up to separate turns only: it may refuse half an exchange, or rewrite old turns."""
+        fields = [message.given() for message in messages]
         _check_work(messages, separate=separate)
         text = self._text(fields, prompt=False, record=variables)
         at = 0
@@ -197,12 +246,17 @@ class JinjaTemplate:
         return len(text)
 
     def _text(
-        self, messages: Sequence[Mapping[str, Any]], *, prompt: bool, record: Mapping[str, Any] = NO_VARIABLES
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prompt: bool,
+        record: Mapping[str, Any] = NO_VARIABLES,
+        marks: bool = False,
     ) -> str:
         import jinja2
 
         try:
-            template = _compiled(self.source)
+            template = _compiled(self.source, True) if marks else _compiled(self.source)
             characters = sum(len(str(value)) for fields in (*messages, record) for value in fields.values())
             template.environment.begin(messages=len(messages), characters=characters)
             variables = {**_NONE_GIVEN, **record, "messages": messages, "add_generation_prompt": prompt}
@@ -274,8 +328,8 @@ def _part(text: str) -> list[str | int]:
 
 
 @lru_cache(maxsize=4)
-def _compiled(source: str) -> Any:
-    """The compiled template; one for each process."""
+def _compiled(source: str, marks: bool = False) -> Any:
+    """The compiled template; one for each process. marks: its {% generation %} blocks are between _BEGIN and _END."""
     try:
         import jinja2
 
@@ -285,7 +339,7 @@ def _compiled(source: str) -> Any:
             "the tokenizer's chat template needs jinja2, which is not installed",
             fix=f"pip install jinja2, or {install_command('chat')}; or --chat-template chatml",
         ) from error
-    extensions = ["jinja2.ext.loopcontrols", _generation()]
+    extensions = ["jinja2.ext.loopcontrols", _generation(marks)]
     environment = LimitedEnvironment({"tojson": _as_json}, trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.globals["raise_exception"] = _refusal()
     try:
@@ -324,8 +378,8 @@ def _refusal() -> Callable[[str], NoReturn]:
     return raise_exception
 
 
-def _generation() -> Any:
-    """Jinja's extension for {% generation %} ... {% endgeneration %}: its content, unchanged."""
+def _generation(marks: bool) -> Any:
+    """Jinja's extension for {% generation %} ... {% endgeneration %}: its content, unchanged, or between marks."""
     from jinja2 import nodes
     from jinja2.ext import Extension
 
@@ -335,6 +389,10 @@ def _generation() -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            return nodes.Scope(body, lineno=line)
+            scope = nodes.Scope(body, lineno=line)
+            if not marks:
+                return scope
+            begin, end = (nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in (_BEGIN, _END))
+            return [begin, scope, end]
 
     return Generation

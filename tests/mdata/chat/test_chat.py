@@ -143,6 +143,32 @@ def test_a_template_that_rewrites_earlier_turns_can_train_on_the_last_one():
     assert spans_of(flagged, template, train_on="assistant") == spans
 
 
+REWRITES = (  # as templates with blocks that were made for training
+    "{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content if loop.last else m.content.split('>')[-1] }};{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+    "{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def test_blocks_of_answers_prove_turns_that_are_rewritten():
+    talk = [USER, Message("assistant", "<hm>Yes"), USER, Message("assistant", "<hm>No"), USER]
+    template = JinjaTemplate("own", REWRITES, ())
+    spans = [["u:Hi\na:"], ["Yes;"], ["\nu:Hi\na:"], ["No;"], ["\nu:Hi\n"]]
+    assert spans_of(talk, template, train_on="assistant") == spans
+    assert spans_of(talk[:4], template, train_on="assistant") == [*spans[:3], ["<hm>No;"], ["\n"]]
+    skipped = [USER, talk[1]._replace(trained=False), *talk[2:]]
+    assert spans_of(skipped, template, train_on="assistant") == [["u:Hi\na:Yes;\nu:Hi\na:"], *spans[3:]]
+    # Without a block for each answer, for a turn of the user, or with a mark in the text, there is no proof.
+    unmarked = REWRITES.replace("{% generation %}", "{% if loop.last %}{% generation %}{% endgeneration %}{% endif %}")
+    for case, source, train_on in (
+        (talk, unmarked.replace("{% endgeneration %}{% else", "{% else"), "assistant"),
+        (talk, REWRITES, "all"),
+        ([*talk[:4], Message("user", "\ufdd0")], REWRITES, "assistant"),
+    ):
+        with pytest.raises(TemplateRefused, match="differently when more follow"):
+            spans_of(case, JinjaTemplate("own", source, ()), train_on=train_on)
+
+
 @pytest.mark.parametrize("template", [ChatMl(START, END), Plain(9), JinjaTemplate("own", SPELLED, ())])
 def test_flags_of_messages_decide_before_the_role(template):
     def trained(*flags: bool | None) -> list[bool]:
