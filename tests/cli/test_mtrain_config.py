@@ -38,7 +38,9 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = told(capsys, "--key", "model.norm")
     assert code == 0 and out.splitlines()[0] == "model.norm: normalization in each layer and before the head"
     assert told(capsys, "--key", "norm")[1].startswith(out) and "kernels.norm: " in told(capsys, "--key", "norm")[1]
-    assert told(capsys, "--key", "num_heads")[1] == told(capsys, "--key", "model.num_heads")[1]
+    assert told(capsys, "--key", "rope_interval")[1] == told(capsys, "--key", "model.rope_interval")[1]
+    both = [told(capsys, "--key", key)[1] for key in ("model.num_heads", "model.mamba.num_heads")]
+    assert told(capsys, "--key", "num_heads")[1] == "".join(both)
     assert "model.bias" in told(capsys, "--key", "model")[1]
     section = told(capsys, "--key", "model.bert")[1]
     assert (
