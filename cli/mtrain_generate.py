@@ -117,8 +117,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.input is not None:
         prompts += read_prompts(arguments.input, strict=arguments.strict)
     with opened(arguments, console, command="generate") as model:
-        if model.classes is not None:
-            model.check_continues()
+        model.check_tokens()
         if model.fills_masks:
             _fill(model, prompts, arguments=arguments, console=console)
             return 0

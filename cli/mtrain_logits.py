@@ -48,6 +48,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"{arguments.output} exists", fix="name a new file")
     prompts = read_prompts(arguments.input, strict=arguments.strict)
     with opened(arguments, console, command="logits") as model:
+        model.check_tokens()
         rows = [
             model.encode(prompt, add_bos=arguments.add_bos) if isinstance(prompt, str) else prompt for prompt in prompts
         ]

@@ -61,7 +61,10 @@ def test_a_folder_of_glue_is_trained_scored_and_exported(here: Path, capsys: pyt
     assert theirs.config.id2label[1] == "entailment"
 
     assert main(["generate", "runs/bert-MNLI", "--prompt", "a"]) == 2
-    assert "mtrain eval bert-MNLI --task classify --data FILE" in capsys.readouterr().err
+    assert "mtrain eval MODEL --task classify --data FILE" in capsys.readouterr().err
+    (here / "ids.jsonl").write_text(json.dumps({"prompt": [5, 6]}))
+    assert main(["logits", "--input", "ids.jsonl", "--output", "logits.safetensors", "runs/bert-MNLI"]) == 2
+    assert "bert-MNLI classifies rows" in capsys.readouterr().err and not (here / "logits.safetensors").exists()
     assert main([*words]) == 0, "the same command continues"
     assert "step 2 is already done" in capsys.readouterr().out
 

@@ -177,8 +177,10 @@ class Model:
         """Logits after each token of one row, over the whole vocabulary without padding: fp32[S, V].
 
         Raises:
-            UsageError: a row without tokens, longer than the context, or with ids that the model has not.
+            UsageError: a row without tokens, longer than the context, or with ids that the model has not; or a model
+                that classifies rows.
         """
+        self.check_tokens()
         return self._gathered(self._forward(self._padded([ids])), range(len(ids)), row=0)
 
     @torch.no_grad()
@@ -278,20 +280,28 @@ class Model:
         """Refuse a model that does not predict the next token.
 
         Raises:
-            UsageError: it predicts masked ones.
+            UsageError: it predicts masked ones, or none.
         """
-        if self.classes is not None:
-            raise UsageError(
-                f"{self.name} {'classifies rows' if self.classes else 'chooses one of several rows'}",
-                expected="a model that continues texts, such as a GPT",
-                fix=f"mtrain eval {self.name} --task {'classify' if self.classes else 'race'} --data FILE gives "
-                "accuracy and predictions",
-            )
+        self.check_tokens()
         if self.fills_masks:
             raise UsageError(
                 f"{self.name} predicts masked tokens, and not the next one",
                 expected="a model that continues texts, such as a GPT",
                 fix="mtrain generate fills the masks of a prompt: --prompt 'The capital of [MASK] is Paris.'",
+            )
+
+    def check_tokens(self) -> None:
+        """Refuse a model that predicts no tokens.
+
+        Raises:
+            UsageError: it classifies rows.
+        """
+        if self.classes is not None:
+            raise UsageError(
+                f"{self.name} {'classifies rows' if self.classes else 'chooses one of several rows'}",
+                expected="a model that predicts tokens",
+                fix=f"mtrain eval MODEL --task {'classify' if self.classes else 'race'} --data FILE gives accuracy and "
+                "predictions",
             )
 
     def check_ids(self, ids: Sequence[int]) -> None:
