@@ -80,8 +80,9 @@ def _three_steps(context, config, multiple=0):
     engine.buffers.forget()
     reports = [engine.step(_microbatches(engine, step, multiple), 1e-2).read() for step in range(3)]
     weights = logical(engine.optimizer.owned, engine.optimizer.state["weight"])
+    dp, size = engine.dp, engine.plan.micro_batch
     batches = [
-        replace(batch, components_B=torch.arange(2) + 2 * (engine.dp.size * number + engine.dp.rank))
+        replace(batch, components_B=torch.arange(size) + size * (dp.size * number + dp.rank))
         for number, batch in enumerate(_microbatches(engine, 5, multiple))
     ]
     logits = engine.class_logits(batches, num_samples=ROWS, classes=3)
@@ -139,6 +140,13 @@ def test_a_layout_changes_nothing(alone, task, ranks, mesh, sharding):
 @pytest.mark.parametrize("task", ["choice", pytest.param("classify", marks=SOAK)])
 def test_padding_can_be_left_out(alone, task):
     _check_same(_whole(_config(task, dropout=0.2), 1, 2), alone(task, 0.2))
+
+
+@pytest.mark.parametrize("task", ["classify", "choice"])
+def test_the_size_of_microbatches_changes_nothing(alone, task):
+    """Each row drops the same features, wherever it stands."""
+    config = _config(task, dropout=0.2)
+    _check_same(_whole(replace(config, train=replace(config.train, micro_batch=6)), 1), alone(task, 0.2))
 
 
 def test_the_loss_is_the_mean_over_rows_with_a_label(alone):
