@@ -45,7 +45,7 @@ NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt_neox")
 NAMES += ("stablelm", "stablelm2", "cohere", "cohere2")
 NAMES += ("olmo2", "olmo3", "smollm3", "phi3", "phi4", "gemma2", "gemma3", "granite")
 NAMES += ("qwen2_moe", "mamba2")
-HYBRIDS = ("nemotron_h", "bamba")
+HYBRIDS = ("nemotron_h", "nemotron_moe", "bamba")
 OTHER_EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 OTHER_EXPERTS += ("deepseek_v2", "deepseek_v2_groups", "deepseek_v3", "deepseek_dense")
 LATENT = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
@@ -58,6 +58,9 @@ MAMBA2 = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_hea
 MAMBA2 |= {"n_groups": 2, "chunk_size": 8, "bos_token_id": None, "eos_token_id": 256, "pad_token_id": None}
 MIXERS = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 8}
 MIXERS |= {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "time_step_min": 1e-30}
+NEMOTRON_EXPERTS = {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "n_routed_experts": 8}
+NEMOTRON_EXPERTS |= {"num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 16}
+NEMOTRON_EXPERTS |= {"moe_shared_expert_intermediate_size": 24, "routed_scaling_factor": 2.5}
 BAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "mamba_chunk_size": 8}
 BAMBA |= {"attn_layer_indices": [1], "time_step_limit": (0.01, 5.0)}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -148,6 +151,7 @@ def config(name, **changes):
         ),
         "mamba2": lambda: transformers.Mamba2Config(**MAMBA2 | changes),
         "nemotron_h": lambda: transformers.NemotronHConfig(**NEMOTRON | MIXERS | changes),
+        "nemotron_moe": lambda: transformers.NemotronHConfig(**NEMOTRON | MIXERS | NEMOTRON_EXPERTS | changes),
         "bamba": lambda: transformers.BambaConfig(**SIZES | BAMBA | changes),
         "t5": lambda: transformers.T5Config(**T5 | changes),
         "t5_v1.1": lambda: transformers.T5Config(

@@ -559,7 +559,9 @@ def test_weights_in_mxfp4_are_read_as_the_numbers_that_they_stand_for(tmp_path):
         ("mamba2", {"use_bias": True}, "use_bias = True"),
         ("mamba2", {"expand": 3}, "num_heads x head_dim = 8192 is not expand = 3 x hidden_size"),
         ("mamba2", {"time_step_limit": ["x", 1.0]}, "time_step_limit = ['x', 1.0] is not two numbers"),
-        ("nemotron_h", {"hybrid_override_pattern": "M*E"}, "layers_block_type = M*E: supported are mamba"),
+        ("nemotron_h", {"hybrid_override_pattern": "M*X"}, "layers_block_type = M*X: supported are mamba"),
+        ("nemotron_h", {"n_group": 2, "topk_group": 2}, "a group counts by its best 2 experts there"),
+        ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size = 8"),
         ("bamba", {"attn_layer_indices": [40]}, "attn_layer_indices = [40] are not numbers of 32 layers"),
     ],
 )
@@ -640,7 +642,7 @@ def test_a_deepseek_that_is_another_function_is_refused_by_name(kind, changes, n
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_defaults_are_those_of_transformers(kind):
-    needed = {"deepseek_v2": {"num_experts_per_tok": 2}, "nemotron_h": {"layers_block_type": ["mlp"]}}.get(kind, {})
+    needed = {"num_experts_per_tok": 2} if kind == "deepseek_v2" else {}
     config = transformers.AutoConfig.for_model(kind, **needed)
     empty = from_hf({"model_type": kind, **needed}, where="")
     full = from_hf(json.loads(config.to_json_string()), where="")

@@ -18,6 +18,7 @@ from tests.trainer.engines import (
     SEQUENCE,
     assemble,
     check_same_gradients,
+    kept_bytes,
     layouts,
     logical,
     microbatches,
@@ -256,6 +257,22 @@ def test_numbers_of_mamba2_and_of_a_mixers_cost() -> None:
     hybrid = config_of("M*-")
     weights = block_weights(hybrid, family_of(hybrid).shape(hybrid, 250), document_lengths=(SEQUENCE,))
     assert len({round(weight, 6) for weight in weights}) == 3 and sum(weights) == pytest.approx(3)
+
+
+def test_kept_bytes_are_those_that_a_plan_counts() -> None:
+    """What four more layers add, without what the backward pass of one needs meanwhile."""
+    once, twice = (
+        config_of(pattern, dtype="fp32", mixer={"head_dim": 16}, model={"hidden_size": 64})
+        for pattern in ("M-*M", 2 * "M-*M")
+    )
+    kept = []
+    for config in (once, twice):
+        family, layers = family_of(config), config.model.num_layers
+        inside = Place(stage=1, num_stages=3, layers_per_stage=(0, layers, 0))
+        shape, recompute = family.shape(config, 250), RecomputeSection()
+        kept.append(family.activation_bytes(shape, inside, tokens=SEQUENCE, element=4, recompute=recompute))
+    (held,) = run_ranks(kept_bytes, 1, once)
+    assert kept[1] - kept[0] == pytest.approx(held, rel=0.1)  # small parameters are copied, which is not counted
 
 
 @pytest.mark.parametrize(

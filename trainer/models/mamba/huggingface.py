@@ -31,6 +31,8 @@ _NEMOTRON_H: Json = {
     "layer_norm_epsilon": 1e-5, "mamba_hidden_act": "silu", "use_bias": False, "use_conv_bias": True,
     "mamba_proj_bias": False, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
     "initializer_range": 0.02, "time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688, "norm_topk_prob": True,
+    "moe_shared_expert_intermediate_size": 7688, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 _BAMBA: Json = {
     "vocab_size": 128000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -58,7 +60,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "mamba2": {"mixer_norm": "norm", "attention_norm": "norm", "mlp_norm": "norm", "mixer": "mixer",
                "attention.q": "mixer.q_proj", "attention.k": "mixer.k_proj", "attention.v": "mixer.v_proj",
                "attention.out": "mixer.o_proj", "mlp.up": "mixer.up_proj", "mlp.down": "mixer.down_proj",
-               "mlp.gate": "mixer.gate_proj",
+               "mlp.router": "mixer.gate", "mlp.shared.up": "mixer.shared_experts.up_proj",
+               "mlp.shared.down": "mixer.shared_experts.down_proj",
                "embedding": "backbone.embeddings", "final_norm": "backbone.norm_f", "head": "lm_head"},
     "bamba": {"mixer_norm": "input_layernorm", "attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm",
               "mixer": "mamba", "attention.q": "self_attn.q_proj", "attention.k": "self_attn.k_proj",
@@ -136,12 +139,55 @@ def _nemotron_keys(settings: Json, keys: Mapping[str, Any], problems: list[str])
     if listed is not None:
         pattern = "".join(_LETTERS.get(str(each), "?") for each in listed) if isinstance(listed, list) else "?"
     pattern = "ME*-" if pattern is None else str(pattern)
-    if set(pattern) - {"M", "*", "-"}:
-        problems.append(f"layers_block_type = {str(listed or pattern)[:80]}: supported are mamba, attention and mlp")
+    if set(pattern) - {*_LETTERS.values()}:
+        problems.append(f"layers_block_type = {str(listed or pattern)[:80]}: supported are mamba, attention, mlp, moe")
     start = max(settings["time_step_min"], _NEGLIGIBLE)
     own = {"num_layers": len(pattern), "position": "none", "mamba.pattern": pattern}
     own["activation"] = activation(settings["mlp_hidden_act"], PLAIN, "mlp_hidden_act", problems=problems)
+    own |= {"moe": _experts(settings, problems)} if "E" in pattern else {}
     return own | _initial({**settings, "time_step_min": start})
+
+
+def _experts(settings: Json, problems: list[str]) -> dict[str, Any]:
+    """Keys of [model.moe]: those of DeepSeek-V3's router, and one expert of every token."""
+    demand(settings, "moe_latent_size", None, problems)
+    top_k, groups, chosen = (settings[name] for name in ("num_experts_per_tok", "n_group", "topk_group"))
+    if groups > 1 and top_k != 2 * chosen:
+        problems.append(
+            f"num_experts_per_tok = {top_k} and topk_group = {chosen}: a group counts by its best 2 experts there, and "
+            "by the best num_experts_per_tok / topk_group here"
+        )
+    if not settings["norm_topk_prob"] or top_k == 1:
+        problems.append("weights of experts that are not normalized are not supported (norm_topk_prob, or one expert)")
+    found = {
+        "num_experts": settings["n_routed_experts"],
+        "top_k": top_k,
+        "ffn_hidden_size": settings["moe_intermediate_size"],
+        "shared_ffn_hidden_size": settings["moe_shared_expert_intermediate_size"],
+        "weight_scale": float(settings["routed_scaling_factor"]),
+        "score": "sigmoid",
+        "expert_bias": True,
+        "balance": "none",
+    }
+    return found | ({"groups": groups, "groups_per_token": chosen} if groups > 1 else {})
+
+
+def _experts_json(keys: Json) -> dict[str, Any]:
+    """What theirs does not express is read back as something else."""
+    groups, chosen = keys["moe.groups"], keys["moe.groups_per_token"]
+    if keys["moe.top_k"] != 2 * chosen:  # one group is whole; the number of several is then read back as another
+        groups = chosen = 1
+    return {
+        "n_routed_experts": keys["moe.num_experts"],
+        "num_experts_per_tok": max(2, keys["moe.top_k"]),
+        "moe_intermediate_size": keys["moe.ffn_hidden_size"],
+        "moe_shared_expert_intermediate_size": max(1, keys["moe.shared_ffn_hidden_size"]),
+        "routed_scaling_factor": keys["moe.weight_scale"],
+        "n_group": groups,
+        "topk_group": chosen,
+        "norm_topk_prob": True,
+        "moe_latent_size": None,
+    }
 
 
 def _bamba_keys(settings: Json, keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -180,6 +226,7 @@ def _settings(kind: str, keys: Json) -> dict[str, Any]:
         theirs = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
         written["layers_block_type"] = [theirs[letter] for letter in pattern]
         written["mlp_hidden_act"] = reverse(PLAIN, keys.get("activation", "squared_relu"), "relu2")
+        written |= _experts_json(keys) if "moe.num_experts" in keys else {}
         return written | {"time_step_min": max(low, _NEGLIGIBLE), "expand": expand}
     written |= {"num_hidden_layers": len(pattern) // 2, "mamba_expand": expand, "mamba_d_head": keys["mamba.head_dim"]}
     written["attn_layer_indices"] = [number for number, letter in enumerate(pattern[::2]) if letter == "*"]
@@ -195,7 +242,7 @@ def _fitting_type(config: RunConfig) -> str:
     return "bamba" if pairs <= {"M-", "*-"} and config.model.activation in GATED.values() else "nemotron_h"
 
 
-def _tensor(name: str, size: tuple[int, ...], shape: MambaShape, kind: str) -> Form:
+def _tensor(name: str, size: tuple[int, ...], shape: MambaShape, kind: str) -> Form | tuple[Form, ...]:
     block, rest = split_block(name)
     names, where = _NAMES["bamba" if kind == "bamba" else "mamba2"], ""
     if block is not None:
@@ -203,6 +250,20 @@ def _tensor(name: str, size: tuple[int, ...], shape: MambaShape, kind: str) -> F
     if rest.startswith("mixer."):
         return _in_mixer(f"{where}{names['mixer']}", rest.removeprefix("mixer."), size, shape)
     part, last = rest.rsplit(".", 1)
+    if part.startswith("mlp.experts."):
+        lengths = {"expert": 1, "row": size[1], "column": size[2]}
+        matrix = f"{part.rpartition('.')[2]}_proj.weight"
+        return tuple(
+            Form(
+                f"{where}mixer.experts.{number}.{matrix}",
+                "expert row column",
+                "row column",
+                lengths,
+                ours_in={"expert": (number, size[0])},
+            )
+            for number in range(size[0])
+        )
+    last = "e_score_correction_bias" if last == "expert_bias" else last
     dims = "row column" if len(size) == 2 else "row"
     # What transformers has no place for is refused by the configuration; its name is only looked up.
     return Form(f"{where}{names.get(part, part)}.{last}", dims, dims, dict(zip(("row", "column"), size, strict=False)))
