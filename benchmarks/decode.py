@@ -40,12 +40,15 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.decode_peer import GptFast, transformers_batches, transformers_loop
+from benchmarks.one_gpu import HYBRID, MAMBA1B
 from trainer.config.sections import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
 from trainer.kernels import few_rows, paged_attention, plain
 from trainer.layers.linear import Linear
+from trainer.models.family import family_of
 from trainer.models.float8_layers import keep_float8_weights
-from trainer.models.gpt.model import GPT, build_gpt
-from trainer.models.gpt.shape import GPTShape, gpt_shape
+from trainer.models.gpt.model import GPT
+from trainer.models.gpt.shape import GPTShape
+from trainer.models.mamba.shape import MambaShape
 from trainer.models.stage import only_tokens
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
@@ -63,6 +66,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 128256, "rope_theta": 500000.0, "tie_embeddings": True},
     "llama7b": LLAMA
     | {"num_layers": 32, "hidden_size": 4096, "num_heads": 32, "ffn_hidden_size": 11008, "vocab_size": 32000},
+    "mamba2-1.3b": MAMBA1B,  # for ours alone
+    "hybrid-8l": HYBRID,
 }
 OURS = ("ours", "fp8", "gather", "few-rows")
 ROWS = (*OURS, "gpt-fast", "transformers", "transformers-batch")
@@ -81,10 +86,11 @@ def random_model(shape: str, world: World, *, dtype: torch.dtype) -> tuple[Model
         train=TrainSection(sequence_length=2048, global_batch=1, micro_batch=1, steps=1),
         optimizer=OptimizerSection(lr=1e-4),
     )
-    sizes = gpt_shape(config, SHAPES[shape]["vocab_size"])
+    family = family_of(config)
+    sizes = family.shape(config, SHAPES[shape]["vocab_size"])
     tp = world.groups["tp"]
     place = Place(tp_rank=tp.rank, tp_size=tp.size)
-    module = build_gpt(sizes, place, groups={"tp": tp}, dtype=dtype, device=world.device).eval()
+    module = family.build(sizes, place, groups={"tp": tp}, dtype=dtype, device=world.device).eval()
     generator = torch.Generator(world.device).manual_seed(1)
     for name, parameter in module.named_parameters():
         if "norm" in name:
@@ -131,8 +137,12 @@ def weight_bytes(model: Model, sizes: GPTShape) -> int:
 
 
 def cache_bytes(sizes: GPTShape, tokens: float, *, tp: int = 1, element: int = 2) -> float:
-    """Bytes of keys and values of so many tokens on a rank."""
-    return 2 * sizes.num_layers * sizes.num_kv_heads / tp * sizes.head_dim * element * tokens
+    """Bytes of keys and values of so many tokens on a rank, and of the states of a row, which are read and written."""
+    layers, states = sizes.num_layers, 0.0
+    if isinstance(sizes, MambaShape):
+        layers = sizes.pattern.count("*")
+        states = 2 * 4 * sizes.pattern.count("M") * sizes.mixer.inner * sizes.mixer.state_size / tp
+    return 2 * layers * sizes.num_kv_heads / tp * sizes.head_dim * element * tokens + states
 
 
 def prompts(batch: int, vocab: int) -> list[list[int]]:
