@@ -35,7 +35,7 @@ from trainer.layers.router import Router, Rows
 from trainer.layers.shapes import MLPShape, MoEShape
 from trainer.models.family import family_of
 from trainer.models.gpt.cost import active_parameters
-from trainer.models.gpt.memory import block_bytes
+from trainer.models.gpt.memory import block_bytes, expert_rows
 from trainer.models.gpt.params import num_parameters
 from trainer.models.gpt.shape import exchanges_tokens
 from trainer.parallel.collectives import Group
@@ -483,26 +483,34 @@ def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):
     assert result.matched.collectives and result.num_runs < ranks
 
 
+@pytest.mark.parametrize("mode", ["none", "selective"])
+def test_what_experts_keep_for_backward_is_what_a_plan_says(mode):
+    moe = replace(SIMPLE, shared_ffn_hidden_size=64, shared_gate=True)
+    config = replace(_config(moe, dtype="fp32"), recompute=RecomputeSection(mode=mode))
+    config = replace(config, train=replace(config.train, micro_batch=4))
+    (held,) = run_ranks(kept_bytes, 1, config)
+    shape = family_of(config).shape(config, 256)
+    tokens = 4 * config.train.sequence_length
+    block = block_bytes(shape, Place(), tokens=tokens, element=4, recompute=config.recompute, experts=True)
+    assert 4 * block == pytest.approx(held, rel=0.015)
+
+
 @pytest.mark.parametrize(
-    ("mode", "ranks", "mesh"),
+    ("mesh", "rows"),
     [
-        ("none", 1, {}),
-        ("selective", 1, {}),
-        ("none", 2, {"ep": 2, **SENT, "expert_buffer": 1.25}),
-        pytest.param("selective", 2, {"ep": 2}, marks=SOAK),
-        pytest.param("none", 2, {"ep": 2, "expert_buffer": 1.25}, marks=SOAK),
+        ({}, 4 * 2 * 100),  # by gathering: two of four experts for each token of four ranks
+        ({"expert_buffer": 1.5}, 1.5 * 3 * 100),
+        ({"expert_buffer": 9.0}, 4 * 2 * 100),
+        (SENT, 1.25 * 3 * 100),
+        ({**SENT, "expert_buffer": 2.0}, 2 * 3 * 100),
+        ({**SENT, "expert_buffer": 9.0}, 4 * 2 * 100),
     ],
 )
-def test_what_experts_keep_for_backward_is_what_a_plan_says(mode, ranks, mesh):
-    moe = replace(SIMPLE, shared_ffn_hidden_size=64, shared_gate=True)
-    config = replace(_config(moe, dtype="fp32", **mesh), recompute=RecomputeSection(mode=mode))
-    config = replace(config, train=replace(config.train, micro_batch=4, global_batch=4 * ranks))
-    held, *_ = run_ranks(kept_bytes, ranks, config)
-    shape, place = family_of(config).shape(config, 256), Place(ep_size=ranks)
-    tokens = 4 * config.train.sequence_length
-    block = block_bytes(shape, place, tokens=tokens, element=4, recompute=config.recompute, experts=True)
-    # Where tokens are sent, fewer index tensors are kept than counted, which matters with 32 features only.
-    assert 4 * block == pytest.approx(held, rel=0.015 if ranks == 1 else 0.07)
+def test_a_plan_has_rows_for_the_dispatch_that_is_set(mesh, rows):
+    config = _config(replace(SIMPLE, num_experts=8), ep=4, **mesh)
+    moe = family_of(config).shape(config, 256).moe
+    gathers = {} if mesh.get("expert_dispatch") else {"dispatch": "gather"}
+    assert expert_rows(replace(moe, **gathers), Place(ep_size=4), 100) == rows
 
 
 @SOAK
