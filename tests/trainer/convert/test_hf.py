@@ -562,6 +562,7 @@ def test_weights_in_mxfp4_are_read_as_the_numbers_that_they_stand_for(tmp_path):
         ("nemotron_h", {"hybrid_override_pattern": "M*X"}, "layers_block_type = M*X: supported are mamba"),
         ("nemotron_h", {"n_group": 2, "topk_group": 2}, "a group counts by its best 2 experts there"),
         ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size = 8"),
+        ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
         ("bamba", {"attn_layer_indices": [40]}, "attn_layer_indices = [40] are not numbers of 32 layers"),
     ],
 )

@@ -134,6 +134,7 @@ def _mamba2_keys(settings: Json, keys: Mapping[str, Any], problems: list[str]) -
 def _nemotron_keys(settings: Json, keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     for name, neutral in (("mamba_hidden_act", "silu"), ("sliding_window", None), ("num_nextn_predict_layers", 0)):
         demand(settings, name, neutral, problems)
+    demand(settings, "tie_word_embeddings", False, problems)  # its class ties nothing, whatever this says
     pattern = settings.get("hybrid_override_pattern")
     listed = settings.get("layers_block_type", settings.get("layer_types"))
     if listed is not None:
