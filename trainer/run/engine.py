@@ -448,7 +448,10 @@ class Engine:
         return np.split(sums.cpu().numpy(), np.cumsum(counts)[:-1])
 
     def weights_hash(self) -> str:
-        """A hash of all weights, whatever the layout: the sum of a hash of each number's bits, modulo 2^64."""
+        """A hash of all weights, whatever the layout: the sum of a hash of each number's bits, modulo 2^64.
+
+        Frozen weights count by their own hash, which checkpoints hold too.
+        """
         weight = self.optimizer.state["weight"]
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
         total = torch.zeros((), dtype=torch.int64, device=self.world.device)
@@ -459,7 +462,7 @@ class Engine:
             mixed = weight[first : first + segment.stop - segment.start].view(bits).long() * _MIX
             mixed = (mixed ^ (mixed >> 29)) * _MIX
             total += (mixed ^ (mixed >> 32)).sum()
-        return f"{all_reduce_(total, self.everyone).item() % (1 << 64):016x}"
+        return f"{all_reduce_(total, self.everyone).item() % (1 << 64):016x}{self.base}"
 
     @out_of_memory_in("the forward pass of an evaluation", fix=FEWER_TOKENS)
     @torch.no_grad()
