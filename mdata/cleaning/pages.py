@@ -135,10 +135,12 @@ class HtmlPages:
         encoding = charset and map_encoding_to_html5(charset, fallback_utf8=False)
         try:
             with library_errors(passed=(_Removed,)):
-                html = bytes_to_str(body, encoding or detect_encoding(body, from_html_meta=True), errors="replace")
+                encoding = encoding or detect_encoding(body, from_html_meta=True) or "utf-8"
+                html = bytes_to_str(body, encoding, errors="replace")
                 if too_many_attributes(html):
                     raise _Removed("max-attributes")
                 tree = HTMLTree.parse(html)
+                assert tree.document is not None, "of a tree that was parsed"
                 if most_open(html) > MAX_DEPTH and is_deep(tree.document):
                     raise _Removed("max-depth")
                 root = tree.document.query_selector("html")
