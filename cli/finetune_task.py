@@ -112,13 +112,19 @@ def prepare(arguments: argparse.Namespace, model: ModelFolder, folder: Path, con
         labels = known  # its head goes on
     tokenizer = _tokenizer(arguments, model)
 
-    def read(path: Path) -> LabelledFile:
+    def read(path: Path, *, to_train: bool = False) -> LabelledFile:
         return read_labelled(
-            path, task, labels=labels, columns=columns, on_error=arguments.on_error or "stop", progress=progress
+            path,
+            task,
+            labels=labels,
+            columns=columns,
+            on_error=arguments.on_error or "stop",
+            to_train=to_train,
+            progress=progress,
         )
 
     with console.progress() as progress:
-        files = [read(path) for path in train]
+        files = [read(path, to_train=True) for path in train]
         sets: dict[Path, Sequence[LabelledFile]] = {folder / "train": files}
         of_split: dict[str, list[str]] = {}
         for split, paths in (("valid", valid), ("test", test)):

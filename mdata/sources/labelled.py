@@ -126,6 +126,7 @@ def read_labelled(
     labels: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
     on_error: str = "stop",
+    to_train: bool = False,
     progress: Progress = SILENT,
 ) -> LabelledFile:
     """All rows of a file, or of a folder of RACE.
@@ -134,6 +135,7 @@ def read_labelled(
         labels: of task "classify": the names of its classes; (): the values that occur in this file, in order.
         columns: of task "classify": "label", "text", "text_pair" or "id" -> the name of its column or key.
         on_error: "stop", or "skip": bad rows are left out and counted.
+        to_train: whether a row without a label is a bad row; in validation and test sets it is predicted.
         progress: receives a note on what was left out.
 
     Raises:
@@ -151,6 +153,8 @@ def read_labelled(
         for row, line in _lines(file):
             try:
                 made = [_text(parsed) for parsed in parse(line, row)]
+                if to_train and any(label is None for _, label, _ in made):
+                    raise Refused("without a label", "a row to train on without a label")
             except Refused as refused:
                 if not refused.known and on_error == "stop":
                     raise BadInputError(
@@ -241,7 +245,7 @@ def _parser(
     if len(header) < least:
         raise UsageError(
             f"{file} is no file of task {task}",
-            found=f"a header of {len(header)} columns",
+            found=f"a header of {len(header)} column{'s' * (len(header) > 1)}",
             expected=f"at least {least}, separated by tabs",
         )
     return lambda line, row: iter(()) if row == 1 else iter([read(line, len(header))])

@@ -65,6 +65,8 @@ def test_a_folder_of_glue_is_trained_scored_and_exported(here: Path, capsys: pyt
     (here / "ids.jsonl").write_text(json.dumps({"prompt": [5, 6]}))
     assert main(["logits", "--input", "ids.jsonl", "--output", "logits.safetensors", "runs/bert-MNLI"]) == 2
     assert "bert-MNLI classifies rows" in capsys.readouterr().err and not (here / "logits.safetensors").exists()
+    assert main(["report", "runs/bert-MNLI"]) == 0
+    assert "dev_matched: " in (report := capsys.readouterr().out) and "nats per token" not in report
     assert main([*words]) == 0, "the same command continues"
     assert "step 2 is already done" in capsys.readouterr().out
 
@@ -75,6 +77,9 @@ def test_own_rows_and_the_file_alone(here: Path, capsys: pytest.CaptureFixture[s
     columns = ("--columns", "text=review,label=stars")
     assert main(["finetune", "bert", "own.jsonl", "--task", "classify", *columns, "--print", "--gpus", "0"]) == 3
     assert "own.jsonl:61: no text under 'review'" in capsys.readouterr().err
+    (here / "bare.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"review": "man"}])))
+    assert main(["finetune", "bert", "bare.jsonl", "--task", "classify", *columns, "--print", "--gpus", "0"]) == 3
+    assert "bare.jsonl:61: a row to train on without a label" in capsys.readouterr().err
     words = ("finetune", "bert", "own.jsonl", "--task", "classify", *columns, "--on-error", "skip", "--gpus", "0")
     assert main([*words, "--print"]) == 0
     said = capsys.readouterr()

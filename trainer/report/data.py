@@ -290,7 +290,8 @@ def read_corpora(run: ReportedRun) -> Corpora:
 
 def loss_unit(run: ReportedRun) -> str:
     """The unit of the run's loss."""
-    return "nats per pair" if run.config.data.kind == "pairs" else "nats per token"
+    of_kind = {"pairs": "nats per pair", "classify": "nats per row"}
+    return of_kind.get(run.config.data.kind, "nats per token")
 
 
 def baselines_of(run: ReportedRun, data: RunData) -> tuple[dict[str, Baselines], list[str]]:
