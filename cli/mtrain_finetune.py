@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mdata
-from mdata import UsageError
+from mdata import BadInputError, UsageError
 from mdata.errors import os_errors_named
 from mdata.util import atomic_io
 from trainer.config.parse import ReadConfig, apply_override, key_names, problems_error, setting_problem
@@ -143,6 +143,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         fix = "--print > run.toml writes the file for other machines; see mtrain launch"
         raise UsageError(f"--gpus {gpus}: this machine has {visible}", fix=fix)
     _check_numbers(arguments)
+    _check_methods(arguments)
     check_task_options(arguments)
     given = _given(arguments.overrides)
     model = with_tokenizer(open_model(location_of(arguments.model)), arguments.tokenizer or "")
@@ -201,8 +202,23 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} is {value}", expected="a number above 0")
     if arguments.gpus is not None and arguments.gpus < 0:
         raise UsageError(f"--gpus is {arguments.gpus}", expected="integer >= 0")
+    if arguments.lora is not None and arguments.lora < 1:
+        fix = "leave --lora out to train all weights"
+        raise UsageError(f"--lora is {arguments.lora}", expected="integer >= 1: the rank of the adapters", fix=fix)
     if arguments.batch_tokens is not None:
         number(arguments.batch_tokens, "batch-tokens")
+
+
+def _check_methods(arguments: argparse.Namespace) -> None:
+    """Refuse ways of training that exclude each other, before any data is tokenized."""
+    if arguments.beta is not None and not arguments.dpo:
+        raise UsageError("--beta is an option of --dpo, which is not given", fix="add --dpo, or leave --beta out")
+    if arguments.task and (arguments.dpo or arguments.lora is not None):
+        option = "--dpo" if arguments.dpo else "--lora"
+        why = "trains a model that continues texts" if arguments.dpo else "does not support BERT"
+        raise UsageError(
+            f"--task {arguments.task} and {option} exclude each other: {option} {why}", fix="leave one of them out"
+        )
 
 
 def _given(overrides: list[str]) -> Tables:
@@ -348,8 +364,14 @@ def _schema_and_key(source: str) -> tuple[str, str | None]:
     line = b"" if chunk is None else read_chunk(chunk, spec).split(b"\n", 1)[0]
     try:
         record = json.loads(line)
-    except ValueError:
-        return "", None  # the first line of a manifest, or a fault that preprocess would name
+    except ValueError as error:
+        if "jsonl" in Path(source).name.split("."):
+            raise BadInputError(
+                f"the first line of {source} is not JSON",
+                found=f"{line[:60].decode(errors='replace')!r}",
+                expected='a record, such as {"messages": [...]}',
+            ) from error
+        return "", None  # the first line of a manifest
     keys = list(record) if isinstance(record, dict) else []
     for schema, field, other in CHAT_FIELDS:
         if field in keys and other in keys:
@@ -359,8 +381,8 @@ def _schema_and_key(source: str) -> tuple[str, str | None]:
         raise UsageError(
             f"the first record of {source} has nothing to train on",
             found=f"keys {', '.join(map(repr, keys[:8]))}" if keys else f"{line[:60]!r}",
-            expected=f"one of {', '.join(CHAT_KEYS)} (conversations) or text, or the fields of alpaca, dolly or pairs",
-            fix="mdata preprocess --json-keys takes other names; give its manifest",
+            expected="messages or conversations, text, chosen and rejected, or the fields of alpaca or dolly",
+            fix="mdata preprocess --json-keys reads other names; give its manifest in place of the file",
         )
     return "text" if key == "text" else "messages", key
 
@@ -442,8 +464,6 @@ def _check_pairs(opened: OpenBlend, arguments: argparse.Namespace) -> None:
     if arguments.dpo and not is_pairs:
         expected = "records with chosen and rejected, or a corpus of mdata preprocess --chat --chat-schema pairs"
         raise UsageError(f"--dpo: {arguments.data} holds no pairs of conversations", expected=expected)
-    if arguments.beta is not None and not arguments.dpo:
-        raise UsageError("--beta is of --dpo", fix="add --dpo, or leave it out")
 
 
 def _kind(opened: OpenBlend) -> dict[str, Any]:

@@ -430,8 +430,9 @@ def summary(config: RunConfig, layout: Layout | None, ranks: int) -> str:
     from trainer.run.data import open_data
 
     plan = make_plan(config, ranks, facts=open_data(config).facts)
-    millions = plan.num_parameters / 1e6
-    text = f"{millions:,.0f} million parameters, {plan.steps:,} steps of {plan.tokens_per_step:,} tokens"
+    count = plan.num_parameters
+    parameters = f"{count:,}" if count < 1e6 else f"{count / 1e6:,.0f} million"
+    text = f"{parameters} parameters, {plan.steps:,} steps of {plan.tokens_per_step:,} tokens"
     if layout is None:
         return f"{text}, on the CPU"
     hours = plan.steps * plan.tokens_per_step / layout.tokens_per_s / 3600

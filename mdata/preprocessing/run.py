@@ -67,7 +67,7 @@ from mdata.util import atomic_io, file_lock
 from mdata.util.background import BackgroundWorker, map_files
 from mdata.version import __version__
 
-_ALREADY_FINISHED = "these results are finished and made of the same input; nothing is left to do"
+_ALREADY_FINISHED = "these results are finished and made of the same input; nothing is tokenized again"
 _PLACED = "an earlier run had written everything; its results have their final names now, and nothing is left to do"
 
 

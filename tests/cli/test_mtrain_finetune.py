@@ -184,6 +184,12 @@ def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixtur
         (["tiny", "other.json"], "other.json is not a manifest"),
         (["tiny", "chats.jsonl", "--sequence-length", "129"], "longer than model.max_position=128"),
         (["tiny", "chats.jsonl", "--epochs", "0"], "--epochs is 0.0"),
+        (["tiny", "chats.jsonl", "--lora", "0"], "--lora is 0\n  expected: integer >= 1"),
+        (["tiny", "chats.jsonl", "--lora", "-1"], "--lora is -1\n  expected: integer >= 1"),
+        (["tiny", "pairs.jsonl", "--dpo", "--beta", "0"], "--beta is 0.0"),
+        (["tiny", "chats.jsonl", "--beta", "0.1"], "--beta is an option of --dpo"),
+        (["tiny", "chats.jsonl", "--dpo", "--task", "classify"], "--task classify and --dpo exclude each other"),
+        (["tiny", "chats.jsonl", "--lora", "4", "--task", "mnli"], "--task mnli and --lora exclude each other"),
         (["tiny", "chats.jsonl", "--epochs", "2", "train.steps=4"], "--epochs and train.* both say"),
         (["tiny", "chats.jsonl", "model.depth=4"], "there is no key model.depth"),
         (["tiny", "chats.jsonl", "--gpus", "900"], "--gpus 900: this machine has"),
@@ -202,6 +208,14 @@ def test_what_cannot_be_trained_is_named_and_no_file_is_written(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") <= 4
     assert not list(here.glob("runs/*/run.toml"))
+    option = {"--lora", "--beta"} & set(words)
+    assert not option or not (here / "runs").exists(), "nothing is tokenized before the options are checked"
+
+
+def test_a_first_line_that_is_not_json_is_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "plain.jsonl").write_text("hello\n")
+    assert finetune("tiny", "plain.jsonl", "--print") == 3
+    assert "the first line of plain.jsonl is not JSON\n  found: 'hello'" in capsys.readouterr().err
 
 
 def test_a_corpus_of_another_tokenizer_is_refused_with_both_named(
