@@ -2,7 +2,7 @@
 
 A line of --by has the id of a row, or its index as `mtrain generate` writes it, and its score: {"id": 7, "score":
 {"toxicity": 0.1}}, or a number, or null. --keep-lowest 0.5 keeps half as many rows as there are lines, those with the
-lowest scores; rows without a score fall. The output folder gets a file of JSON lines for each input file. An
+lowest scores; rows without a score are left out. The output folder gets a file of JSON lines for each input file. An
 interrupted command continues.
 
 Examples:
@@ -26,10 +26,12 @@ def add_arguments(parser: Parser) -> None:
     add_text_job(parser)
     add = parser.add_argument
     add("--by", required=True, metavar="FILE", help="scores, as lines of JSON")
-    add("--score", default="", metavar="NAME", help="of several scores in a line, this one")
+    add("--score", default="", metavar="NAME", help="which score of a line, if it has several")
     share = parser.add_mutually_exclusive_group(required=True)
-    share.add_argument("--keep-lowest", metavar="SHARE", help="of the lines of --by, such as 0.5")
-    share.add_argument("--keep-highest", metavar="SHARE", help="of the lines of --by, such as 0.1")
+    share.add_argument(
+        "--keep-lowest", metavar="SHARE", help="share of the lines of --by with the lowest scores, such as 0.5"
+    )
+    share.add_argument("--keep-highest", metavar="SHARE", help="the same with the highest scores")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

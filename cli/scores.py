@@ -1,8 +1,8 @@
-"""Statistics of scores that a program gave to texts, such as their toxicity, of all texts and by prompt.
+"""Print statistics of scores that a program gave to texts, such as their toxicity: of all texts, and by prompt.
 
-Lines are those of `mdata filter --by`. Where they have a `prompt`, the expected maximum over its texts and the share of
-prompts with one above 0.5 are printed (Gehman et al. 2020); with --prompts also for prompts that are themselves above
-0.5, and for the rest.
+The lines are those of `mdata filter --by`. If they have a `prompt`, the expected maximum over its texts and the share
+of prompts with a text above 0.5 are printed, too (Gehman et al. 2020); with --prompts also for prompts that are above
+0.5 themselves, and for the rest.
 
 Examples:
   mdata scores quality.jsonl --score edu
@@ -23,8 +23,10 @@ from .console import Console, Parser
 def add_arguments(parser: Parser) -> None:
     """The scores, and those of the prompts."""
     parser.add_argument("scores", metavar="FILE", help="scores, as lines of JSON")
-    parser.add_argument("--score", default="", metavar="NAME", help="of several scores in a line, this one")
-    parser.add_argument("--prompts", metavar="FILE", help='lines {"prompt": {"text": ..., "toxicity": ...}}')
+    parser.add_argument("--score", default="", metavar="NAME", help="which score of a line, if it has several")
+    parser.add_argument(
+        "--prompts", metavar="FILE", help='scores of the prompts, as lines {"prompt": {"text": ..., "toxicity": ...}}'
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
@@ -38,9 +40,12 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         facts["prompts"] = maxima(scores, prompts)
         for name, group in facts["prompts"].items():
             if group["prompts"]:
+                which = {"all": "all prompts", "prompts above": f"prompts above {THRESHOLD:g}"}.get(
+                    name, "other prompts"
+                )
                 lines.append(
-                    f"{name}, {group['prompts']:,} prompts: expected maximum {group['expected_maximum']:.4f} +- "
-                    f"{group['std']:.4f}; one above {THRESHOLD:g} in {group['probability']:.1%}"
+                    f"{which}: {group['prompts']:,}, expected maximum {group['expected_maximum']:.4f} +- "
+                    f"{group['std']:.4f}; {group['probability']:.1%} have a text above {THRESHOLD:g}"
                 )
     console.result("\n".join(lines), facts)
 

@@ -67,7 +67,7 @@ def read_scores(path: str | Path, name: str = "") -> list[Scored]:
     for where, record in _records(path):
         id = next((record[key] for key in IDS if record.get(key) is not None), None)
         if id is None:
-            raise BadInputError(f"{where}: a line without an id", expected=f"one of {', '.join(IDS)}")
+            raise BadInputError(f"{where}: a line without an id", expected=" or ".join(IDS))
         prompt = record.get("prompt")
         found.append(Scored(json.dumps(id), _score(record, name, where), "" if prompt is None else json.dumps(prompt)))
     return found
@@ -82,7 +82,7 @@ def filter_by_scores(options: TextJobOptions, rules: FilterRules, progress: Prog
     scores = read_scores(rules.by, rules.name)
     if twice := next((id for id, count in Counter(one.id for one in scores).items() if count > 1), None):
         raise UsageError(f"{rules.by} scores a row twice", found=f"id {twice}", expected="one line for each row")
-    kept = chosen(scores, _share(rules.share), highest=rules.highest)
+    kept = chosen(scores, _share(rules.share, highest=rules.highest), highest=rules.highest)
     values = [one.score for one in scores if one.score is not None]
     summary = {"scores": len(scores), "all": statistics(values), "kept": statistics([one.score or 0.0 for one in kept])}
     ids = frozenset(one.id for one in scores)
@@ -145,7 +145,9 @@ def read_prompts(path: str | Path, name: str = "") -> dict[str, float | None]:
     for where, record in _records(path):
         prompt = record.get("prompt")
         if not isinstance(prompt, dict) or "text" not in prompt:
-            raise BadInputError(f"{where}: no prompt with a text and its score")
+            raise BadInputError(
+                f"{where}: no prompt with a text and its score", expected='{"prompt": {"text": ..., "toxicity": ...}}'
+            )
         scores = {key: value for key, value in prompt.items() if key != "text"}
         found[json.dumps(prompt["text"])] = _score({"score": scores}, name, where)
     return found
@@ -162,13 +164,17 @@ def _records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
             except ValueError:
                 record = None
             if not isinstance(record, dict):
-                raise BadInputError(f"{path}:{number}: not a JSON object", found=repr(line[:60]))
+                raise BadInputError(
+                    f"{path}:{number}: not a JSON object", found=repr(line[:60].decode(errors="replace"))
+                )
             yield f"{path}:{number}", record
 
 
 def _score(record: Mapping[str, Any], name: str, where: str) -> float | None:
     if "score" not in record:
-        raise BadInputError(f"{where}: a line without a score", expected="a number, or an object of numbers, or null")
+        raise BadInputError(
+            f"{where}: a line without a score", expected="score: a number, an object of numbers, or null"
+        )
     score = record["score"]
     if isinstance(score, dict):
         if not name and len(score) != 1:
@@ -180,17 +186,18 @@ def _score(record: Mapping[str, Any], name: str, where: str) -> float | None:
     if score is None:
         return None
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise BadInputError(f"{where}: the score is no number", found=repr(score)[:60])
+        raise BadInputError(f"{where}: the score is not a number", found=repr(score)[:60])
     return float(score)
 
 
-def _share(text: str) -> Fraction:
+def _share(text: str, *, highest: bool) -> Fraction:
     try:
         share = Fraction(text)
     except (ValueError, ZeroDivisionError):
         share = Fraction(-1)
     if not 0 <= share <= 1:
-        raise UsageError(f"a share of {text[:40]}", expected="a number from 0 to 1, such as 0.5")
+        option = "--keep-highest" if highest else "--keep-lowest"
+        raise UsageError(f"{option} is {text[:40]}", expected="a number from 0 to 1, such as 0.5")
     return share
 
 

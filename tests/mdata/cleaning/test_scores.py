@@ -62,8 +62,8 @@ def test_what_scores_cannot_be_is_named(tmp_path: Path):
     for row, error, reason in (
         ({"score": 1}, BadInputError, r"x:1: a line without an id"),
         ({"id": 1}, BadInputError, r"x:1: a line without a score"),
-        ({"id": 1, "score": "low"}, BadInputError, r"x:1: the score is no number"),
-        ({"id": 1, "score": float("nan")}, BadInputError, r"the score is no number"),
+        ({"id": 1, "score": "low"}, BadInputError, r"x:1: the score is not a number"),
+        ({"id": 1, "score": float("nan")}, BadInputError, r"the score is not a number"),
         ({"id": 1, "score": {"a": 1, "b": 2}}, UsageError, r"several scores\n  found: a, b"),
         ([1], BadInputError, r"not a JSON object"),
     ):
@@ -73,7 +73,7 @@ def test_what_scores_cannot_be_is_named(tmp_path: Path):
         read_scores(write(tmp_path / "x", [{"id": 1, "score": {"a": 1}}]), "c")
     with pytest.raises(UsageError, match="there is no file"):
         read_scores(tmp_path / "none")
-    with pytest.raises(BadInputError, match="no prompt with a text"):
+    with pytest.raises(BadInputError, match=r"no prompt with a text(.|\n)*toxicity"):
         read_prompts(write(tmp_path / "x", [{"prompt": "a"}]))
 
 
@@ -81,7 +81,7 @@ def test_what_scores_cannot_be_is_named(tmp_path: Path):
     ("rows", "scores", "share", "reason"),
     [
         ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}] * 2, "0.5", "scores a row twice"),
-        ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}], "50%", "a share of 50%"),
+        ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}], "50%", "--keep-lowest is 50%"),
         ([{"text": "a"}], [{"id": 1, "score": 1}], "1", "has no id"),
     ],
 )
