@@ -131,7 +131,9 @@ def prepare(arguments: argparse.Namespace, model: ModelFolder, folder: Path, con
             named_files = [read(path) for path in paths]
             if len({file.name for file in named_files}) < len(named_files):
                 raise UsageError(
-                    f"--{split} names two sets of one name", found=", ".join(map(str, paths)), fix="rename a file"
+                    f"--{split} names two sets with the same name",
+                    found=", ".join(map(str, paths)),
+                    fix="rename a file",
                 )
             for file in named_files:
                 write_labelled(

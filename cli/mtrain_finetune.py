@@ -105,7 +105,12 @@ def add_arguments(parser: Parser) -> None:
     add("--device", metavar="NAME", help="with --print: kind of GPU (default: that of this machine, or H100)")
     add("--valid", metavar="DATA", help="held-out data (default: the last 2 %% of DATA, if that is a document)")
     add("--dpo", action="store_true", help="DATA is pairs of a chosen and a rejected conversation")
-    add("--beta", type=float, metavar="B", help="with --dpo: how much the first weights hold back (default: 0.1)")
+    add(
+        "--beta",
+        type=float,
+        metavar="B",
+        help="with --dpo: how strongly the model is held near its first weights (default: 0.1)",
+    )
     add = parser.add_argument_group("how jsonl is tokenized").add_argument
     add("--tokenizer", metavar="FOLDER", help="tokenizer of a model whose folder has none")
     add("--chat-template", metavar="T", help="tokenizer, chatml, plain, or a Jinja file (default: the tokenizer's own)")
