@@ -59,7 +59,7 @@ def _middle(corpus: Corpus, pair: int) -> int:
 class PairSamples(ChatSamples):
     """The pairs of conversations of one range of a corpus, packed into rows; see `PackedSamples`."""
 
-    packing = "pairs"
+    packing, unit = "pairs", "pair"
     window = staticmethod(_pair_window)
 
     @property

@@ -145,7 +145,7 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
     """
 
     # The name of the arrays, and how they are made; kinds of samples that pack other things have their own.
-    packing = "packed"
+    packing, unit = "packed", "document"
     window: Callable[[Corpus, int, int, PackingRule], Arrays] = staticmethod(_window)
 
     def __init__(
@@ -174,10 +174,12 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         self._ends, self._first, self._count = (arrays[name] for name in ("ends", "first", "count"))
         if not len(self._ends):
             raise UsageError(
-                "no document can be packed",
-                found=f"{documents[1] - documents[0]} documents for sequence length {rule.sequence_length}",
+                f"no {self.unit} can be packed",
+                found=f"{documents[1] - documents[0]} {self.unit}s for sequence length {rule.sequence_length}",
                 expected="one of two tokens or more" + (", not longer than a row" if rule.longer == "drop" else ""),
-                fix='a longer sequence length, or longer="cut"' if rule.longer == "drop" else "more text",
+                fix="more text"
+                if rule.longer == "cut"
+                else "a longer sequence length" + (', or longer="cut"' if self.unit == "document" else ""),
             )
         # One "token" per row: a stream order whose samples are single entries.
         self.order = StreamOrder(len(self._ends), 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)

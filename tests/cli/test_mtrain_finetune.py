@@ -156,6 +156,7 @@ def test_pairs_are_trained_on_by_dpo(here: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().err
     assert "pairs of conversations under 'chosen'" in said and said.endswith("mtrain chat dpo\n")
     assert "DPO: log probabilities of " in said
+    assert said.count("longer than a row of 128 tokens are left out: 7\n") == 1
     config = load_config(here / "dpo/run.toml")
     assert (config.data.kind, config.train.dpo_beta, config.optimizer.warmup_fraction) == ("pairs", 0.2, 0.1)
     (line, *_) = read_metrics(here / "dpo")

@@ -81,8 +81,6 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
                 f"{share:.0%} of the rows hold [CLS] or [SEP] in their texts, beside those that samples add: the "
                 "corpus was encoded with them; encode it with --tokenizer-hf-no-include-special-tokens"
             )
-    if left := train.pairs_left_out:
-        progress.note(f"{left:,} pairs are longer than a row of {config.train.sequence_length} tokens, and left out")
     steps, limit = run_length(config.train).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval or 0)
     test_asked = samples_asked(limit, steps=steps)

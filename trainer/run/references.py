@@ -49,6 +49,9 @@ def references(config: RunConfig, data: RunData, *, engine: Engine, is_first: bo
         is_first: whether the engine has the first weights; otherwise the file is there.
     """
     world, sets = engine.world, _sets(data)
+    if world.is_main and (left_out := data.train.pairs_left_out):
+        length = config.train.sequence_length
+        progress.note(f"DPO: pairs that are longer than a row of {length:,} tokens are left out: {left_out:,}")
     weights = engine.weights_hash() if is_first else None
     values = together(
         world.groups["world"],
@@ -58,7 +61,8 @@ def references(config: RunConfig, data: RunData, *, engine: Engine, is_first: bo
     if values is None:
         assert weights is not None, "nothing is stored, so the first weights were loaded"
         pairs = sum(sum(dataset.conversation_counts) for dataset in sets.values()) // 2
-        progress.note(f"DPO: log probabilities of {pairs:,} pairs under the first weights are computed")
+        if world.is_main:
+            progress.note(f"DPO: log probabilities of {pairs:,} pairs under the first weights are computed")
         values = {name: _computed(dataset, engine) for name, dataset in sets.items()}
         together(
             world.groups["world"],

@@ -188,6 +188,10 @@ def test_a_golden_pair(tmp_path):
     path = make_pairs(tmp_path, [pair(0, "x" * 60, "y"), pair(1, "abc", "d")])
     data = mdata.open_dataset(path, sequence_length=64, split="whole", kind=mdata.Pairs())
     assert len(data) == 1 and data.pairs_left_out == 1
+    with pytest.raises(
+        UsageError, match=r"no pair can be packed\n  found: 2 pairs for(.|\n)*try: a longer sequence length$"
+    ):
+        mdata.open_dataset(path, sequence_length=4, split="whole", kind=mdata.Pairs())
     row = data[0]
     head = b"User: q1\n\nAssistant:"
     text = [*head, *b" abc", 256, *b"\n\n", *head, *b" d", 256, *b"\n\n"]
