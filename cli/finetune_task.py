@@ -51,8 +51,8 @@ class TaskData(NamedTuple):
         return {"hidden_dropout": DROPOUT, **keys, "bert": {**of_family, **head}}
 
 
-def add_task_arguments(parser: Parser) -> None:
-    """How labelled rows are read."""
+def add_task_arguments(parser: Parser, add_of_data: Any) -> None:
+    """How labelled rows are read; options of other data, too, are given to `add_of_data`."""
     add = parser.add_argument_group("labelled rows").add_argument
     add(
         "--task",
@@ -61,16 +61,21 @@ def add_task_arguments(parser: Parser) -> None:
     )
     add("--test", metavar="DATA", help="rows without labels, which are predicted at the end")
     add("--labels", metavar="NAMES", help="--task classify: its classes, as A,B (default: those in the training data)")
-    add_rows_arguments(add)
+    add_columns(add)
+    add_on_error(add_of_data)
 
 
-def add_rows_arguments(add: Any) -> None:
-    """The options of commands that read labelled rows."""
+def add_columns(add: Any) -> None:
+    """Which columns or keys labelled rows have."""
     add(
         "--columns",
         metavar="NAMES",
         help="--task classify: columns or keys of other names, as label=stars,text=review,text_pair=title,id=key",
     )
+
+
+def add_on_error(add: Any) -> None:
+    """What happens to bad rows."""
     add(
         "--on-error",
         choices=("stop", "skip"),
@@ -91,7 +96,7 @@ def columns_of(text: str | None) -> dict[str, str]:
 
 def check_task_options(arguments: argparse.Namespace) -> None:
     """Refuse options of labelled rows where no task is given, and those of one task for another."""
-    of_task = {"test": None, "labels": "classify", "columns": "classify", "on_error": None}
+    of_task = {"test": None, "labels": "classify", "columns": "classify"}
     for name, task in of_task.items():
         if getattr(arguments, name, None) is not None and arguments.task not in ((task,) if task else TASKS):
             needs = f"--task {task}" if task else f"--task, one of {', '.join(TASKS)}"

@@ -22,7 +22,7 @@ from mdata.progress import SILENT, Progress
 from mdata.sources.labelled import TASKS as ROW_TASKS
 
 from .console import Console
-from .finetune_task import add_rows_arguments, columns_of
+from .finetune_task import add_columns, add_on_error, columns_of
 from .mtrain_model import add_model_arguments, each_opened
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-documents", type=int, metavar="N", help="perplexity: the first N of each corpus (default: all)"
     )
-    add_rows_arguments(parser.add_argument)
+    add_columns(parser.add_argument)
+    add_on_error(parser.add_argument)
     parser.add_argument("--predictions", type=Path, metavar="FILE", help="labelled rows: jsonl of predictions")
     parser.add_argument("--num-fewshot", type=int, metavar="N", help="--tasks: examples before each question")
     parser.add_argument("--limit", type=int, metavar="N", help="--tasks: only the first N questions of each")

@@ -111,7 +111,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="B",
         help="with --dpo: how strongly the model is held near its first weights (default: 0.1)",
     )
-    add = parser.add_argument_group("how jsonl is tokenized").add_argument
+    add = parser.add_argument_group("how data is read").add_argument
     add("--tokenizer", metavar="FOLDER", help="tokenizer of a model whose folder has none")
     add("--chat-template", metavar="T", help="tokenizer, chatml, plain, or a Jinja file (default: the tokenizer's own)")
     add(
@@ -121,7 +121,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="T",
         help="turns to train on: assistant (default), last or all",
     )
-    add_task_arguments(parser)
+    add_task_arguments(parser, add)
     add = parser.add_argument_group("the run").add_argument
     add("--folder", metavar="FOLDER", help="folder of the run (default: runs/MODEL-DATA)")
     add("--output", metavar="FILE", help="where the run.toml is written (default: FOLDER/run.toml)")
@@ -162,7 +162,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         valid = _prepared(arguments.valid, model, folder / "data/valid", arguments=arguments, console=console)
     opened = mdata.open_blend(blend, tokenizer_unknown="ok")
     _check_data(opened, model, arguments)
-    _check_pairs(opened, arguments)
+    is_pairs = any(corpus.manifest.level == "pairs" for corpus in opened.corpora)
+    _check_pairs(is_pairs, arguments.data, arguments)
     settings: Tables = {
         "run": {"folder": str(folder)},
         "model": model_keys(model) | _lora_keys(model, arguments.lora),
@@ -311,6 +312,7 @@ def _prepared(
     schema, key = _schema_and_key(source) if source else ("", None)
     if source is None or key is None:
         return source or ""
+    _check_pairs(schema == "pairs", source, arguments)
     if model.tokenizer is None:
         raise UsageError(
             f"{arguments.model} has no tokenizer for the texts in {source}",
@@ -333,11 +335,16 @@ def _prepared(
         append_eod=not is_chat,
         chat=is_chat,
         overwrite=arguments.overwrite,
+        on_error=arguments.on_error or "stop",
         **(of_chat if is_chat else {}),
         **_tokenizer_options(folder / "tokenizer", files, model.tokenizer),
     )
     with console.progress() as progress:
-        (path,) = mdata.preprocess(options, progress).paths.values()
+        result = mdata.preprocess(options, progress)
+    (manifest,), (path,) = result.manifests.values(), result.paths.values()
+    skipped = manifest.provenance.skipped if manifest.provenance else {}
+    if counts := ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()) if count):
+        console.note(f"{source}: left out: {counts}")
     return str(path)
 
 
@@ -461,14 +468,13 @@ def _check_data(opened: OpenBlend, model: ModelFolder, arguments: argparse.Names
             check_tokenizer(made, model.tokenizer, where=where)
 
 
-def _check_pairs(opened: OpenBlend, arguments: argparse.Namespace) -> None:
+def _check_pairs(is_pairs: bool, source: str, arguments: argparse.Namespace) -> None:
     """See that --dpo and pairs come together."""
-    is_pairs = any(corpus.manifest.level == "pairs" for corpus in opened.corpora)
     if is_pairs and not arguments.dpo:
-        raise UsageError(f"{arguments.data} holds pairs of conversations", fix="--dpo trains on them")
+        raise UsageError(f"{source} holds pairs of conversations", fix="--dpo trains on them")
     if arguments.dpo and not is_pairs:
         expected = "records with chosen and rejected, or a corpus of mdata preprocess --chat --chat-schema pairs"
-        raise UsageError(f"--dpo: {arguments.data} holds no pairs of conversations", expected=expected)
+        raise UsageError(f"--dpo: {source} holds no pairs of conversations", expected=expected)
 
 
 def _kind(opened: OpenBlend) -> dict[str, Any]:

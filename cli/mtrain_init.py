@@ -383,7 +383,7 @@ def with_layout(draft: Draft, arguments: argparse.Namespace) -> tuple[RunConfig,
             break
     else:
         if problems := problems_of_every_layout(parsed(tables), hardware, facts=draft.facts):
-            raise problems_error("these answers", problems)
+            raise problems_error("these settings", problems)
         name = f"{draft.gpus} x {hardware.device.name}"
         fix = "give more --gpus or a smaller --model"
         raise NoLayoutError(f"no layout of {name} works", found=layout.problem, fix=fix)

@@ -151,6 +151,7 @@ def test_pairs_are_trained_on_by_dpo(here: Path, capsys: pytest.CaptureFixture[s
     assert "holds pairs of conversations\n  try: --dpo" in capsys.readouterr().err
     assert finetune("tiny", "chats.jsonl", "--dpo") == 2
     assert "--dpo: chats.jsonl holds no pairs of conversations" in capsys.readouterr().err
+    assert not (here / "runs").exists(), "the first record says so, before all are tokenized"
     words = ("--dpo", "--beta", "0.2", "--epochs", "0.5", "--sequence-length", "128", "--folder", "dpo")
     assert finetune("tiny", "pairs.jsonl", *words, "--lr", "1e-3") == 0
     said = capsys.readouterr().err
@@ -211,6 +212,15 @@ def test_what_cannot_be_trained_is_named_and_no_file_is_written(
     assert not list(here.glob("runs/*/run.toml"))
     option = {"--lora", "--beta"} & set(words)
     assert not option or not (here / "runs").exists(), "nothing is tokenized before the options are checked"
+
+
+def test_bad_records_stop_or_are_skipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = here / "bad.jsonl"
+    bad.write_text((here / "chats.jsonl").read_text() + '{"other": 1}\n')
+    assert finetune("tiny", "bad.jsonl", "--print") == 3
+    assert "(--on-error skip)" in capsys.readouterr().err
+    assert finetune("tiny", "bad.jsonl", "--print", "--on-error", "skip") == 0
+    assert "bad.jsonl: left out: 1 no-key" in capsys.readouterr().err
 
 
 def test_a_first_line_that_is_not_json_is_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
