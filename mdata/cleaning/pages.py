@@ -249,13 +249,16 @@ def _unbrotlied(body: bytes, max_bytes: int, *, cut: bool) -> bytes:
 def _unzstd(body: bytes, max_bytes: int, *, cut: bool) -> bytes:
     import zstandard
 
-    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+    pieces, size, at = list[bytes](), 0, 0
     try:
-        with decompressor.stream_reader(body) as reader:
-            data = reader.read(max_bytes + 1)
+        while at < len(body) and size <= max_bytes and not decompressor.eof:
+            # A kilobyte becomes 32 MB at most.
+            pieces.append(decompressor.decompress(body[at : at + 1024]))
+            size, at = size + len(pieces[-1]), at + 1024
     except zstandard.ZstdError as error:
         raise _Removed("content-encoding") from error
-    return _whole(data, max_bytes, ended=True, cut=cut)
+    return _whole(b"".join(pieces), max_bytes, ended=decompressor.eof, cut=cut)
 
 
 def _whole(data: bytes, max_bytes: int, *, ended: bool, cut: bool) -> bytes:

@@ -127,7 +127,9 @@ def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, spec:
     except BadInputError as error:
         if not spec.keep_torn:
             raise
-        damage = " ".join(str(error).removeprefix(f"{raw.file.path}: ").split())
+        # Its problem and what was found; what to do is said for all bad rows.
+        lines = str(error).removeprefix(f"{raw.file.path}: ").split("\n")
+        damage = ": ".join(line.removeprefix("  found: ") for line in lines if not line.startswith("  try: "))
     damage = _damage_of(text, raw) or damage
     if held or damage:
         yield ChunkContent(begin, text.end, head + b"".join(held), raw.consumed(), damage)

@@ -21,7 +21,7 @@ from mdata.sources.warc import TextStream
 
 _LINES = (".jsonl", ".jsonlines", ".ndjson")
 _REFUSED = (".gz", ".zst", ".bz2", ".xz", ".parquet", ".arrow", ".tar", ".zip")
-_TEXTS = ("txt", "text", "md")
+_FIELDS = {"json": "json", "txt": "text", "text": "text", "md": "text"}  # of samples, by ending
 _READ_BYTES = 1 << 16
 _KEPT_BYTES = 1 << 16  # tarfile reads 10 KiB at once
 _OVERHANG = 4  # a row that is too long is cut this much behind the limit, which shows it
@@ -37,6 +37,7 @@ def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator
     stream, longest, some = _Stream(text), spec.max_record_bytes + _OVERHANG, False
     sample: dict[str, bytes] = {}
     key = ""
+    archive: tarfile.TarFile | None = None
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
             while (member := archive.next()) is not None:
@@ -49,28 +50,31 @@ def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator
                     fix = "unpack the archive and name the folder"
                     raise UsageError(f"{file.path}: its member {member.name} is an archive or compressed", fix=fix)
                 stem, _, kind = name.partition(".")
-                if sample and f"{folder}/{stem}" != key:
+                field = _FIELDS.get(kind.lower())
+                # A second member of one field would replace the first.
+                if sample and (f"{folder}/{stem}" != key or field in sample):
                     yield stream.at, _row_of(sample, key, longest)
                     sample = {}
                 if name.lower().endswith(_LINES):
                     for line in _lines(content, longest):
                         yield stream.at, line + b"\n"
                         some = True
-                elif (kind := kind.lower()) == "json" or kind in _TEXTS:
+                elif field is not None:
                     key, some = f"{folder}/{stem}", True
-                    sample["json" if kind == "json" else "text"] = content.read(longest)
+                    sample[field] = content.read(longest)
             # tarfile takes a header that it cannot read for the end.
             stream.check_end(archive.offset)
     except tarfile.TarError as error:
         raise BadInputError(
-            f"{file.path}: the archive is damaged at byte {stream.at:,}",
+            # Blocks of 10 KiB are read; the header that cannot be read is at the offset.
+            f"{file.path}: the archive is damaged at byte {min(stream.at, archive.offset if archive else 0):,}",
             found=str(error),
             fix="download or write the file again",
         ) from error
     if sample:
         yield stream.at, _row_of(sample, key, longest)
     if not some and stream.at:
-        expected = ", ".join((*_LINES, ".json", ".txt"))
+        expected = ", ".join((*_LINES, *(f".{kind}" for kind in _FIELDS)))
         raise UsageError(f"{file.path} has no members with text", expected=f"names that end in {expected}")
 
 

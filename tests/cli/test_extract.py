@@ -22,7 +22,9 @@ def test_it_says_what_became_of_the_pages(tmp_path: Path, capsys: pytest.Capture
     assert "a.warc:4: the WARC data is damaged at record 4" in capsys.readouterr().err
     assert main([*words, "--on-error", "skip"]) == 0
     printed = capsys.readouterr().out
-    assert printed == "1 texts; removed: 1 pages; 1 of 4 records are no pages\n  1  status-4xx\nbad rows: 1\n"
+    assert (
+        printed == "pages with text: 1; removed: 1; records that are no pages: 1 of 4\n  1  status-4xx\nbad rows: 1\n"
+    )
     assert main([*words, "--on-error", "skip", "--whole-page"]) == 2
     assert "holds the result of other input or options" in capsys.readouterr().err
 

@@ -109,6 +109,13 @@ def test_a_torn_file_is_a_bad_row(name, source, whole, tmp_path):
     path.write_bytes((source / name).read_bytes()[:-40])
     with pytest.raises(BadInputError, match=rf"{name}:\d+: .*\n.*the rest of the file is left out\n.*download"):
         run(path, tmp_path / "stopped")
+    plain = tmp_path / name.rpartition(".")[0]
+    decompressed = (gzip if name.endswith(".gz") else bz2).decompress((source / name).read_bytes())
+    plain.write_bytes(decompressed[:-40])
+    with pytest.raises(
+        BadInputError, match=r" is damaged at [^:]*: it ends [^:]*\n  found: the rest .*\n  try: [^:]*$"
+    ):
+        run(plain, tmp_path / "stopped")
     after = tmp_path / "c.html"
     after.write_bytes(html())
     result = run([path, after], tmp_path / "out", on_error="quarantine", quarantine=str(tmp_path / "bad"))

@@ -103,6 +103,7 @@ def test_other_records(reader):
         (answer(zstandard.compress(b"a" * 10_000_000), "Content-Encoding: zstd"), "max-record-bytes"),
         (answer(b"ffffffffffff\r\nx", "Transfer-Encoding: chunked"), "max-record-bytes"),
         (answer(PACKED[:-20], "Content-Encoding: gzip"), "torn"),
+        (answer(zstandard.compress(html())[:-20], "Content-Encoding: zstd"), "torn"),
         (answer(chunked(html())[:-60], "Transfer-Encoding: chunked"), "torn"),
         (answer(b"\x1f\x8b!!!!!!!!!!!", "Content-Encoding: gzip"), "content-encoding"),
         (answer(b"\xff\xff", "Content-Encoding: deflate"), "content-encoding"),

@@ -70,6 +70,11 @@ def test_an_archive_is_known_by_its_content(tmp_path):
         assert read(tmp_path / name) == ([*TEXTS, "z"], [])
 
 
+def test_a_second_text_of_a_sample_is_a_row(tmp_path):
+    (tmp_path / "x.tar").write_bytes(archive({"a.txt": b"1", "a.md": b"2", "b.json": b'{"text": "3"}', "b.jpg": b""}))
+    assert read(tmp_path / "x.tar") == (["1", "2", "3"], [])
+
+
 def test_bad_rows_spoil_no_others(tmp_path):
     members = {
         "a.json": b"{\n",
@@ -93,6 +98,7 @@ def test_bad_rows_spoil_no_others(tmp_path):
     [
         (archive()[:1000], "the archive is damaged at byte 1,000\n  found: unexpected end of data"),
         (archive()[:512] + b"x" * 9728, "the archive is damaged"),
+        (b"b" + archive()[1:], "the archive is damaged at byte 0\n  found: bad checksum"),
         (archive()[:1024] + b"x" * 1024, "no header of a member, nor the end of the archive"),
         (archive() + archive(), "no header of a member, nor the end of the archive"),
     ],
