@@ -84,10 +84,18 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 def plan_rows(config: RunConfig, plan: Plan) -> list[tuple[str, int]]:
     """The plan's numbers in reading order, with display names."""
+    from trainer.models.family import family_of
     from trainer.plan.lengths import batch_sizes
 
     sizes = batch_sizes(config.train).sizes
     changing = [("  in the first step", sizes[0]), ("  number of sizes", len(sizes))] if len(sizes) > 1 else []
+    keys = family_of(config).effective(config)  # without those of layers that the model does not have
+    of_layers = [
+        ("head_dim", "head size", plan.head_dim),
+        ("ffn_hidden_size", "hidden size of the MLP", plan.ffn_hidden_size),
+        ("num_heads", "heads per rank", plan.heads_per_rank),
+        ("num_kv_heads", "key and value heads per rank", plan.kv_heads_per_rank),
+    ]
     return [
         ("ranks", plan.world_size),
         ("tensor-parallel ranks (tp)", plan.tp),
@@ -105,10 +113,7 @@ def plan_rows(config: RunConfig, plan: Plan) -> list[tuple[str, int]]:
         ("tokens in the run", plan.num_samples * plan.sequence_length),
         ("vocabulary", plan.vocab_size),
         ("  padded", plan.padded_vocab_size),
-        ("head size", plan.head_dim),
-        ("hidden size of the MLP", plan.ffn_hidden_size),
-        ("heads per rank", plan.heads_per_rank),
-        ("key and value heads per rank", plan.kv_heads_per_rank),
+        *[(name, value) for key, name, value in of_layers if key in keys],
         ("parameters", plan.num_parameters),
         *([("  active for a token", active)] if (active := plan.active_parameters) < plan.num_parameters else []),
         *([("  trained", trained)] if (trained := plan.trained_parameters) < plan.num_parameters else []),

@@ -140,10 +140,9 @@ class HtmlPages:
                 if too_many_attributes(html):
                     raise _Removed("max-attributes")
                 tree = HTMLTree.parse(html)
-                assert tree.document is not None, "of a tree that was parsed"
                 if most_open(html) > MAX_DEPTH and is_deep(tree.document):
                     raise _Removed("max-depth")
-                root = tree.document.query_selector("html")
+                root = tree.document.query_selector("html") if tree.document else None
                 language = (root.getattr("lang") or "").strip() if root else ""
                 title = " ".join((tree.title or "").split())
                 text = self._text_of(tree, html).strip()

@@ -37,11 +37,12 @@ def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator
     stream, longest, some = _Stream(text), spec.max_record_bytes + _OVERHANG, False
     sample: dict[str, bytes] = {}
     key = ""
-    archive: tarfile.TarFile | None = None
+    header_at = 0
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
             while (member := archive.next()) is not None:
                 archive.members = []  # it would keep all
+                header_at = archive.offset
                 folder, _, name = member.name.rpartition("/")
                 if not member.isfile() or name.startswith("."):
                     continue
@@ -66,8 +67,8 @@ def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator
             stream.check_end(archive.offset)
     except tarfile.TarError as error:
         raise BadInputError(
-            # Blocks of 10 KiB are read; the header that cannot be read is at the offset.
-            f"{file.path}: the archive is damaged at byte {min(stream.at, archive.offset if archive else 0):,}",
+            # Blocks of 10 KiB are read; behind the last member is the header that cannot be read.
+            f"{file.path}: the archive is damaged at byte {min(stream.at, header_at):,}",
             found=str(error),
             fix="download or write the file again",
         ) from error
