@@ -61,7 +61,7 @@ def add_arguments(parser: Parser) -> None:
     """Input, output, steps and every threshold."""
     add_text_job(parser)
     add = parser.add_argument
-    add("--config", action=_Config, metavar="FILE", help="a TOML file whose [clean] sets options; those given here win")
+    add("--config", action=_Config, metavar="FILE", help="TOML with options in [clean]; the command line overrides it")
     add("--steps", nargs="+", choices=_NAMED, default=(), metavar="STEP", help="what is done, see above")
     url, language = UrlRules(), LanguageRules()
     add("--url-key", default=url.key, metavar="KEY", help="key or column of the address (default: url)")

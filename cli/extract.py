@@ -35,10 +35,12 @@ def add_arguments(parser: Parser) -> None:
     add("--json-key", default="text", metavar="KEY", help="key of the text (default: text)")
     extractors = ("resiliparse", "trafilatura")
     add("--extractor", choices=extractors, default="resiliparse", help="for HTML (default: resiliparse)")
-    add("--whole-page", action="store_true", help="of HTML: keep menus, headers and the like")
-    add("--namespaces", nargs="+", type=int, default=(0,), metavar="N", help="of a wiki (default: 0, the articles)")
+    add("--whole-page", action="store_true", help="keep menus, headers and the like of HTML")
+    add(
+        "--namespaces", nargs="+", type=int, default=(0,), metavar="N", help="of a wiki, to keep (default: 0, articles)"
+    )
     add("--compression", choices=("none", "gzip", "zstd"), default="none", help="of the output (default: none)")
-    add("--removed", metavar="FILE", help="which pages are removed and why, as lines of JSON")
+    add("--removed", metavar="FILE", help="write what was removed, and why, as lines of JSON")
     page_size = "remove pages of more bytes than this, packed or unpacked (default: 16M)"
     add("--max-record-bytes", type=size, default=_MAX_RECORD_BYTES, metavar="N", help=page_size)
     add_bad_rows(parser)

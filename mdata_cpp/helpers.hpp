@@ -49,7 +49,7 @@ public:
         call_ = [](const void* what, std::size_t part) { (*static_cast<const Work*>(what))(part); };
         wanted_.store(helpers, std::memory_order_relaxed);
         unfinished_.store(static_cast<std::uint32_t>(parts), std::memory_order_relaxed);
-        // Sequentially consistent: otherwise the look for sleepers may come before the store, and one falls asleep unseen.
+        // Sequentially consistent: otherwise the look for sleepers may come before it, and one falls asleep unseen.
         open_.store(static_cast<std::uint32_t>(parts) << kLast);
         open_.notify_all();
         while (take<Side::first>()) continue;

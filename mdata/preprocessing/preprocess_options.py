@@ -213,7 +213,7 @@ def _check_choices(options: PreprocessOptions) -> None:
         raise UsageError("conversations are not split into sentences", fix="leave split_sentences out")
     for name in ("chat", "split_sentences", "text_template"):
         if options.tokens and getattr(options, name):
-            raise UsageError(f"lists of token ids are no texts: {name} has nothing to work on", fix=f"leave {name} out")
+            raise UsageError(f"{name} needs text, but lists of token ids are read", fix=f"leave {name} out")
     if options.text_template is not None and options.chat:
         raise UsageError("conversations are not made by a template of columns", fix="leave text_template out")
     if options.text_template is not None and len(options.json_keys) != 1:

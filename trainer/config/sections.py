@@ -183,7 +183,7 @@ class MoESection:
         None  # groups that a token uses, those with the largest sums of their best top_k / groups_per_token scores; not
         # set: all
     )
-    group_score: Literal["sum", "max"] = "sum"  # by what groups are chosen; max: by their best score, as in DeepSeek-V2
+    group_score: Literal["sum", "max"] = "sum"  # how groups are scored; max: by their best, as in DeepSeek-V2
     expert_bias: bool = False  # sigmoid: a bias of each expert, for the choice only, balances their load
     expert_bias_rate: Amount = 1e-3  # by how much it changes in a step
     balance: Literal["sequence", "microbatch", "none"] = (

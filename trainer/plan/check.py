@@ -284,7 +284,7 @@ def _recompute_problems(config: RunConfig) -> Iterator[str]:
     recompute, num_layers = config.recompute, config.model.num_layers
     if recompute.mla_up_proj:
         if config.model.mla is None:
-            yield "recompute.mla_up_proj=true is of latent attention; add [model.mla], or leave it out"
+            yield "recompute.mla_up_proj=true needs latent attention; add [model.mla], or leave it out"
         elif recompute.mode == "full":
             yield 'recompute.mla_up_proj=true adds nothing to recompute.mode="full"; leave one of them out'
         elif config.precision.fp8 != "none":

@@ -276,7 +276,7 @@ def test_bad_token_ids_spoil_no_others(tmp_path):
     (tmp_path / "x.csv").write_text("ids\n1\n")
     with pytest.raises(UsageError, match=r"x\.csv is csv\n  expected: jsonl, parquet or Arrow, for lists of token ids"):
         run(tmp_path / "o", input=tmp_path / "x.csv", json_keys=("ids",), tokens=True)
-    with pytest.raises(UsageError, match="lists of token ids are no texts: chat"):
+    with pytest.raises(UsageError, match="chat needs text, but lists of token ids are read"):
         run(tmp_path, input=tmp_path / "x.jsonl", json_keys=("ids",), tokens=True, chat=True)
 
 

@@ -67,7 +67,7 @@ def test_keys_and_values_that_are_made_again_have_the_same_bits(mode, mesh):
 @pytest.mark.parametrize(
     ("recompute", "mla", "message"),
     [
-        ({}, None, "recompute.mla_up_proj=true is of latent attention; add [model.mla], or leave it out"),
+        ({}, None, "recompute.mla_up_proj=true needs latent attention; add [model.mla], or leave it out"),
         ({"mode": "full"}, LATENT, 'recompute.mla_up_proj=true adds nothing to recompute.mode="full"'),
     ],
 )

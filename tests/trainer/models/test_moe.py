@@ -347,7 +347,7 @@ def test_the_capacity_of_an_expert_is_counted_over_rows_or_the_microbatch(drop, 
     "change, message",
     [
         ({"top_k": 7}, "model.moe.top_k=7 is above model.moe.num_experts=6; choose at most 6"),
-        ({"layers": (1, 0, 1)}, "model.moe.layers is about 3 layers, but model.num_layers=4"),
+        ({"layers": (1, 0, 1)}, "model.moe.layers has 3 entries, but model.num_layers=4"),
         ({"layers": (0, 0, 0, 0)}, "model.moe.layers has no layer with experts"),
         ({"interval": 2}, "model.moe.interval=2 and model.moe.layers are both set"),
         ({"groups": 4}, "model.moe.num_experts=6 cannot be divided into model.moe.groups=4; choose from 1, 2, 3, 6"),

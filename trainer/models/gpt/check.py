@@ -298,7 +298,7 @@ def _pattern_problems(config: RunConfig) -> Iterator[str]:
         return
     if len(moe.layers) != layers:
         yield (
-            f"model.moe.layers is about {len(moe.layers)} layers, but model.num_layers={layers}; give 0 or 1 for each, "
+            f"model.moe.layers has {len(moe.layers)} entries, but model.num_layers={layers}; give 0 or 1 for each, "
             "or set model.moe.interval"
         )
     if not any(moe.layers):
@@ -311,7 +311,7 @@ def _group_problems(moe: MoESection) -> Iterator[str]:
     """Groups of experts have equal sizes, and enough experts for a token."""
     groups, kept = moe.groups, moe.groups_per_token
     if moe.group_score != "sum" and (kept is None or kept == groups):
-        yield f'model.moe.group_score="{moe.group_score}" needs model.moe.groups_per_token, which groups are chosen for'
+        yield f'model.moe.group_score="{moe.group_score}" needs model.moe.groups_per_token, how many are chosen'
     if groups is None:
         if kept is not None:
             yield f"model.moe.groups_per_token={kept} needs model.moe.groups; set it, or leave groups_per_token out"

@@ -41,8 +41,8 @@ def _pattern_problems(config: RunConfig) -> Iterator[str]:
         )
     if section.pattern is None and section.attention_ratio + section.mlp_ratio > 1:
         yield (
-            f"model.mamba.attention_ratio={section.attention_ratio:g} and mlp_ratio={section.mlp_ratio:g} are more "
-            "than all layers; lower one of them"
+            f"model.mamba.attention_ratio={section.attention_ratio:g} and mlp_ratio={section.mlp_ratio:g} add up "
+            "to more than 1; lower one of them"
         )
     if "E" in pattern and model.moe is None:
         yield "model.mamba.pattern has layers with experts (E); add [model.moe]"
