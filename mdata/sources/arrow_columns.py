@@ -186,7 +186,7 @@ def _find(
         return None
     if len(fields) != 1:
         problem = f"{file.path}: {'no' if not fields else 'more than one'} column {key!r}"
-        raise UsageError(problem, found=_named(schema), fix="name a column with json_keys")
+        raise UsageError(problem, found=_named(schema), fix="name another column")
     return path, fields[0].type
 
 

@@ -104,12 +104,13 @@ def _check_names(row: bytes, file: SourceFile, spec: ReadSpec) -> None:
     needed = [name for name, optional in spec.text_columns.items() if not optional]
     needed += [name for name, _ in spec.where.columns] if spec.where else []
     for name in needed:
-        if names.count(name) != 1:
+        if (count := names.count(name)) != 1:
+            of_text = "--text-template" if spec.template is not None else "--json-keys"
             raise UsageError(
-                f"{file.path} has {names.count(name) or 'no'} columns {name!r}",
+                f"{file.path}: {f'{count} columns' if count else 'no column'} {name!r}",
                 found=", ".join(repr(name[:40]) for name in names[:10]),
                 expected="names of columns in the first row",
-                fix="name a column: --json-keys NAME",
+                fix=f"name another column in {of_text if name in spec.text_columns else '--where'}",
             )
 
 
@@ -181,7 +182,7 @@ def _record(row: bytes, names: list[str], format: str, spec: ReadSpec) -> list[s
     except (csv.Error, ValueError) as error:
         raise Refused("not-csv", f"not {format.upper()}: {error}") from error
     if len(values) != len(names):
-        raise Refused("not-csv", f"{len(values)} fields under {len(names)} names of columns")
+        raise Refused("not-csv", f"fields: {len(values)}, names of columns: {len(names)}")
     fields = dict(zip(names, values, strict=True))
     kinds = dict(spec.where.columns) if spec.where else {}
     if not is_kept(lambda name: _typed(fields[name], kinds.get(name)), spec):

@@ -104,8 +104,8 @@ def test_templates_and_filters(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("a,b\n", "x.csv has no columns 'text'\n  found: 'a', 'b'"),
-        ("text,text\n", "x.csv has 2 columns 'text'"),
+        ("a,b\n", r"x.csv: no column 'text'\n  found: 'a', 'b'\n.*\n  try: .* --json-keys$"),
+        ("text,text\n", "x.csv: 2 columns 'text'"),
         ('"text', "the first row has no names of columns\n  found: unexpected end of data"),
     ],
 )
@@ -113,3 +113,11 @@ def test_a_file_without_the_column_is_refused(data, message, tmp_path):
     (tmp_path / "x.csv").write_text(data)
     with pytest.raises(UsageError, match=message):
         read(tmp_path / "x.csv")
+
+
+def test_the_option_that_names_a_missing_column_is_named(tmp_path):
+    (tmp_path / "x.csv").write_text("text\n")
+    with pytest.raises(UsageError, match=r"no column 'no'(.|\n)* --text-template$"):
+        read(tmp_path / "x.csv", template=parse_template("{no}"))
+    with pytest.raises(UsageError, match=r"no column 'no'(.|\n)* --where$"):
+        read(tmp_path / "x.csv", where=parse_filter("no = 1"))
