@@ -104,6 +104,9 @@ def test_adapters_are_trained_and_go_on_from_a_folder_of_peft(here: Path, capsys
     assert template["chat_template"] == TEMPLATE
     assert finetune("adapter", "chats.jsonl", "--lora", "8") == 2
     assert "holds adapters that differ from [model.lora]\n  found: rank 8" in capsys.readouterr().err
+    (here / "tiny").rename(here / "moved")
+    assert main(["train", "runs/tiny-chats/run.toml", "train.steps=9", "optimizer.decay_steps=9"]) == 2
+    assert "checkpoint.init_from = tiny: there is no folder tiny" in capsys.readouterr().err
 
 
 def test_texts_are_packed_and_print_does_not_train(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

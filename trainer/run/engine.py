@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mdata import Batch, Dataset, UsageError
+from mdata.errors import wanted_by
 from trainer.checkpoint.background import HostCopies
 from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
@@ -34,6 +35,7 @@ from trainer.config.sections import KernelsSection, RunConfig
 from trainer.convert.adapters import base_of, check_base, weights_hash
 from trainer.convert.convert import open_model
 from trainer.convert.first_state import heads_to_draw, read_model, read_tensors
+from trainer.convert.model_folder import ModelFolder
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
 from trainer.layers.experts import Experts
@@ -577,7 +579,7 @@ class Engine:
         self.optimizer.gathers.release()
 
         def read() -> RunState:
-            model = open_model(folder)
+            model = self._first_model(folder)
             if not self.buffers.frozen.runs:
                 drawn = heads_to_draw(self.config, model, self.plan.vocab_size)
                 read_model(self.state, model, owned=wanted, without=drawn)
@@ -595,12 +597,19 @@ class Engine:
         else:
             self.optimizer.loaded(0)
 
+    def _first_model(self, folder: Location) -> ModelFolder:
+        """The model of checkpoint.init_from, which may have moved since the run began."""
+        try:
+            return open_model(folder)
+        except UsageError as error:
+            raise wanted_by(f"checkpoint.init_from = {self.config.checkpoint.init_from}", error) from error
+
     def _read_frozen(self, folder: Location, *, expected: str = "", where: str = "") -> None:
         """Read the frozen weights on all ranks; rank 0 compares them with their hash in the checkpoint `where`."""
         self.optimizer.gathers.release()
 
         def read() -> str:
-            base = base_of(open_model(folder))
+            base = base_of(self._first_model(folder))
             actual = weights_hash(base) if self.world.is_main else ""
             if self.world.is_main and expected:
                 check_base(base, actual, expected=expected, where=where)
