@@ -74,7 +74,7 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add_tokenizer(group, required=True)
     add("--split-sentences", action="store_true", help="split texts into sentences")
     add("--lang", default="english", metavar="NAME", help="language of the sentences (default: english)")
-    add("--keep-newlines", action="store_true", help="with --split-sentences: keep white space between sentences")
+    add("--keep-newlines", action="store_true", help="--split-sentences: keep white space between them")
     add("--append-eod", action="store_true", help="append the end-of-document id to each document")
     add("--workers", type=int, metavar="N", help="worker processes (default: all cores)")
     add("--partitions", type=int, default=1, metavar="P", help="also write the results in P partitions (default: 1)")

@@ -40,7 +40,7 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
     add = group.add_argument
     add("--tokenizer-type", required=required, metavar="TYPE", help="tokenizer type, see mdata tokenizers")
     add("--tokenizer-model", metavar="PATH", help="folder or file of the tokenizer; nothing is downloaded")
-    add("--vocab-file", "--vocab", metavar="FILE", help="GPT2BPETokenizer: vocab.json; BertWordPiece*: vocab.txt")
+    add("--vocab-file", "--vocab", metavar="FILE", help="vocab.json of GPT-2, or vocab.txt of BertWordPiece*")
     add("--merge-file", metavar="FILE", help="GPT2BPETokenizer: merges.txt")
     add(
         "--vocab-size",
