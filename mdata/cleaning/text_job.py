@@ -110,6 +110,8 @@ class TextJobOptions:
             raise UsageError(f"compression={self.compression}", expected=", ".join(_ENDING))
         if self.workers < 0:
             raise UsageError(f"workers is {self.workers}", expected="at least 1, or 0 for all cores")
+        if self.max_record_bytes < 1:
+            raise UsageError(f"max_record_bytes is {self.max_record_bytes}", expected="at least 1")
         if (self.on_error == "quarantine") != (self.quarantine is not None):
             raise UsageError(
                 f"on_error={self.on_error} with quarantine={self.quarantine}",

@@ -92,7 +92,7 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
         raise UsageError("standard input can be read only once, so it cannot be sampled", fix="name files")
     job = plan_job(options, files, progress=progress)
     if options.skip or options.limit is not None:
-        progress.note("skip and limit do not enter the estimate, which is that of all rows")
+        progress.note("the estimate is that of all rows, without skip and limit")
     progress.begin("sampling", None, unit="chunks")
     sampled: list[_Sampled] = []
     begun = time.monotonic()

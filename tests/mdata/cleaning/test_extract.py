@@ -147,6 +147,8 @@ def test_what_it_refuses(tmp_path):
         run(tmp_path / "a.dat", tmp_path / "out", input_format="jsonl")
     with pytest.raises(BadInputError, match="this dump of MediaWiki is damaged at page 0"):
         run(tmp_path / "a.dat", tmp_path / "out", input_format="mediawiki")
+    with pytest.raises(UsageError, match="max_record_bytes is 0\n  expected: at least 1"):
+        run(tmp_path / "a.dat", tmp_path / "out", max_record_bytes=0)
     with pytest.raises(UsageError, match="neither rows_only nor where"):
         run(tmp_path / "a.dat", tmp_path / "out", rows_only=True)
     with pytest.raises(UsageError, match="extractor=x"):
