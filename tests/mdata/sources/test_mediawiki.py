@@ -85,11 +85,11 @@ def test_a_page_that_is_too_long_is_cut(tmp_path):
 @pytest.mark.parametrize(
     ("data", "pages", "message"),
     [
-        (b"<html>", 0, "page 0 .* found: b'<html>' in place of <mediawiki>"),
+        (b"<html>", 0, "page 0 .* of the text[)]: b'<html>' in place of <mediawiki>"),
         (b"", 0, "in place of <mediawiki>"),
         (DUMP_HEAD, 0, "in place of <mediawiki>"),
-        (DUMP[: -len(DUMP_END)], 39, "page 40 .* found: no </mediawiki>"),
-        (DUMP[:-400], 38, "page 39 .* found: it ends inside of a page"),
+        (DUMP[: -len(DUMP_END)], 39, "page 40 .* of the text[)]: no </mediawiki>"),
+        (DUMP[:-400], 38, "page 39 .* of the text[)]: it ends inside of a page"),
         (DUMP_HEAD + PAGES[0] + b"<p>" + DUMP_END, 1, "page 2 .* in place of <page>"),
         (bz2.compress(DUMP)[:-10], 13, "it ends in the middle of bzip2 data|damaged"),
     ],

@@ -289,7 +289,10 @@ def test_kept_bytes_are_those_that_a_plan_counts() -> None:
         (config_of("MM", cp=2), 'mesh.cp=2 is not supported by model.family="mamba"'),
         (config_of("MM", model={"block_norm": "both"}), 'model.block_norm="both" is not supported'),
         (config_of("MM", mixer={"dt_min": 0.2}), "model.mamba.dt_min=0.2 is above model.mamba.dt_max=0.1"),
-        (config_of(None, mixer={"attention_ratio": 0.6, "mlp_ratio": 0.5}, model={"num_layers": 4}), "add up to more than 1"),
+        (
+            config_of(None, mixer={"attention_ratio": 0.6, "mlp_ratio": 0.5}, model={"num_layers": 4}),
+            "up to more than 1",
+        ),
         (config_of("MM", model={"num_heads": 5}), None),  # no layer has them
     ],
 )
