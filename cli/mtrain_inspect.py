@@ -75,6 +75,7 @@ def checkpoint_facts(folder: Location, index: Index, *, verified: bool) -> dict[
         "scaler": run.scaler,
         "float8": run.float8,
         "spikes": run.spikes,
+        "base": run.base,
         "written_by": run.versions,
         "states": {name: {"tensors": len(sizes), "elements": sum(sizes)} for name, sizes in states.items()},
         "files": {name: file.bytes for name, file in index.files.items()},

@@ -107,7 +107,7 @@ class StageGraphs:
         Args:
             make: the pass to record. ends: as in `Ends`.
         """
-        varies = batch.bounds is not None or batch.lengths_B is not None
+        varies = batch.bounds is not None or batch.lengths_B is not None or batch.pairs is not None
         if varies or (any(ends) and not self.whole_steps):
             return None  # the number of document bounds, or of real tokens, differs between microbatches
         key = _Key(Ends(*ends), loss, tuple(None if x is None else (x.shape, x.dtype) for x in _tensors(batch)))
@@ -275,7 +275,7 @@ def _decisions(layers: Sequence[Layer]) -> Iterator[dict[MainGradients, tuple[fr
 
 
 _TENSOR_FIELDS = tuple(
-    field.name for field in dataclasses.fields(Microbatch) if field.name not in ("longest", "encoder")
+    field.name for field in dataclasses.fields(Microbatch) if field.name not in ("longest", "encoder", "choices")
 )
 
 

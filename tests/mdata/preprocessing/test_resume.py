@@ -247,7 +247,7 @@ def test_a_finished_run_has_nothing_to_do(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     notes = Notes()
     assert mdata.preprocess(job, notes).finished_before
-    assert "nothing is left to do" in notes.lines[-1]
+    assert "nothing is tokenized again" in notes.lines[-1]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
     assert mdata.preprocess(replace(job, overwrite=True)).finished_before
 
