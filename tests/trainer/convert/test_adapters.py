@@ -146,6 +146,13 @@ def test_a_checkpoint_holds_adapters_alone_and_resumes_bitwise(made: Path, tmp_p
     assert engine.evaluate(microbatches(engine, 3)) == again.evaluate(microbatches(again, 3))
 
 
+def test_the_hash_of_weights_counts_frozen_ones(made: Path) -> None:
+    """DPO keeps log probabilities under the first weights by it."""
+    one, other = adapted(made / "base"), adapted(made / "other")
+    other.optimizer.state["weight"].copy_(one.optimizer.state["weight"])  # the same adapters
+    assert one.weights_hash() == adapted(made / "base").weights_hash() != other.weights_hash()
+
+
 def test_another_base_is_refused(made: Path, tmp_path: Path) -> None:
     other = _engine(_config(LORA, str(made / "other")), fresh=False)
     with pytest.raises(UsageError, match="were trained beside other weights than those of") as caught:
