@@ -1,7 +1,7 @@
 """Products of a few tokens with a matrix, on a GPU, where reading the matrix is all of the time.
 
-Library products of one token are made for tiles of 64 or 128 tokens: with a matrix in FP8, of 2,048 outputs, they keep
-16 of 132 multiprocessors busy, after a kernel that rounds the token. Here each program computes a few outputs and
+Library products of one token are made for tiles of 64 or 128 tokens, too few of which have outputs to keep a GPU busy,
+and follow a kernel that rounds the token. Here each program computes a few outputs and
 rounds the token itself. The twin is `float8_rows_product` of `float8_rows`; without Triton, or where a trial differs,
 PyTorch's product is used for all.
 

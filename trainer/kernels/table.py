@@ -193,7 +193,7 @@ def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtyp
     reason = mamba_ssm.missing(device) or ("it does not support fp64" if dtype == torch.float64 else "")
     if not (reason := reason or differences("scan", MAMBA_SSM, device=device, dtype=dtype)):
         return dataclasses.replace(kernels, causal_conv=mamba_ssm.causal_conv, chunk_scan=mamba_ssm.chunk_scan)
-    slow = "mixers run on plain PyTorch in fp32, without Tensor Cores and several times slower"
+    slow = "mixers run on plain PyTorch in fp32, without Tensor Cores, and slower"
     warnings.warn(f"{slow}: {reason} ({mamba_ssm.INSTALL})", RuntimeWarning, stacklevel=3)
     return kernels
 

@@ -138,10 +138,10 @@ def scan_choice(kernels: KernelsSection, device: Device, *, dtype: str) -> Choic
     if device == "cpu" or dtype == "fp64":
         why = "used on GPUs only" if device == "cpu" else f"it has no {dtype}"
         return Choice(SCAN, PLAIN, "in chunks, in at least fp32", ((MAMBA_SSM, why),))
+    slow = "in fp32 without Tensor Cores"
     if importlib.util.find_spec("mamba_ssm") is None:
-        slow = "in fp32 without Tensor Cores, several times slower"
-        return Choice(SCAN, PLAIN, slow, ((MAMBA_SSM, "it is not installed"),))
-    return Choice(SCAN, MAMBA_SSM, "compared with the plain one when a run starts", ((PLAIN, "several times slower"),))
+        return Choice(SCAN, PLAIN, f"{slow}, slower", ((MAMBA_SSM, "it is not installed"),))
+    return Choice(SCAN, MAMBA_SSM, "compared with the plain one when a run starts", ((PLAIN, slow),))
 
 
 def tensor_parallel_choices(

@@ -169,7 +169,7 @@ def test_without_cudnn_in_the_process_the_library_takes_its_own(monkeypatch):
 @pytest.mark.usefixtures("without_libraries")
 def test_without_mamba_ssm_a_gpu_is_told_how_slow_mixers_are(monkeypatch):
     gpu = torch.device("cuda")
-    with pytest.warns(RuntimeWarning, match="plain PyTorch in fp32.* several times slower: mamba-ssm is not installed"):
+    with pytest.warns(RuntimeWarning, match="plain PyTorch in fp32.* and slower: mamba-ssm is not installed"):
         chosen = choose_kernels(gpu, torch.bfloat16, scans=True)
     assert chosen.chunk_scan is scan.chunk_scan
     assert choose_kernels(gpu, torch.bfloat16, KernelsSection(scan="plain"), scans=True).chunk_scan is scan.chunk_scan

@@ -223,7 +223,7 @@ def test_the_scan_of_mixers_is_listed_where_there_are_some(monkeypatch):
     assert kernel_choice.SCAN not in _choices("gpu")
     installed: list[str] = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: name if name in installed else None)
-    for device, reason in (("cpu", "in chunks, in at least fp32"), ("gpu", "several times slower")):
+    for device, reason in (("cpu", "in chunks, in at least fp32"), ("gpu", "without Tensor Cores, slower")):
         choice = kernel_choice.scan_choice(KernelsSection(), device, dtype="bf16")
         assert choice.kernel == kernel_choice.PLAIN and choice.reason.endswith(reason)
     assert dict(choice.others)[kernel_choice.MAMBA_SSM] == "it is not installed"
