@@ -333,20 +333,28 @@ class _OnChunks:
             else:
                 key = self.spec.json_keys[0]
                 output += [_dumped(_with_text(fields(number), key, text)) for text in edit.texts]
-        content = b"\n".join((*output, b"")) if output else b""
         return _Edited(
             batch.rows,
             chunk_digest(data),
             gone,
-            np.frombuffer(_compressed(content, self.options.compression), np.uint8),
-            np.frombuffer(b"".join(removed), np.uint8),
-            np.cumsum([len(line) for line in removed], dtype=np.int64),
-            np.array(removed_rows, np.int64),
+            *self._packed(output, removed, removed_rows),
             tuple(batch.bad_rows),
             batch.rows - len(rows) - len(batch.bad_rows),
             changed,
             reasons,
             counts,
+        )
+
+    def _packed(
+        self, output: list[bytes], removed: list[bytes], removed_rows: list[int]
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The lines of a result as `_Edited` has them: output, removed, removed_ends and removed_rows."""
+        content = b"\n".join((*output, b"")) if output else b""
+        return (
+            np.frombuffer(_compressed(content, self.options.compression), np.uint8),
+            np.frombuffer(b"".join(removed), np.uint8),
+            np.cumsum([len(line) for line in removed], dtype=np.int64),
+            np.array(removed_rows, np.int64),
         )
 
     def _edited_records(self, chunk: Chunk, data: bytes, work: RecordWork) -> _Edited:
@@ -361,15 +369,11 @@ class _OnChunks:
                 if self.options.removed:
                     removed_rows.append(row)
                     removed.append(orjson.dumps({"reason": edit.reason, **(edit.about or {})})[1:] + b"\n")
-        content = b"\n".join((*output, b"")) if output else b""
         return _Edited(
             records.rows,
             chunk_digest(data),
             gone,
-            np.frombuffer(_compressed(content, self.options.compression), np.uint8),
-            np.frombuffer(b"".join(removed), np.uint8),
-            np.cumsum([len(line) for line in removed], dtype=np.int64),
-            np.array(removed_rows, np.int64),
+            *self._packed(output, removed, removed_rows),
             tuple(records.bad_rows),
             records.rows - len(records.edits) - len(records.bad_rows),
             len(records.edits) - reasons.total(),
