@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -30,10 +30,31 @@ class MambaBlock(Block):
     """x + layer(norm(x)), of one layer; the next norm computes the sum."""
 
     def __init__(
-        self, shape: MambaShape, parallel: Parallel, *, number: int, kernels: Kernels, seed: int, **how: Any
+        self,
+        shape: MambaShape,
+        parallel: Parallel,
+        *,
+        number: int,
+        kernels: Kernels,
+        seed: int,
+        selective: bool,
+        groups: Mapping[str, Group] = MappingProxyType({}),
+        exchanges: bool = False,
+        expert_buffer: float = 0.0,
     ) -> None:
         kind = kinds(shape)[number]
-        super().__init__(shape, parallel, number=number, kernels=kernels, seed=seed, parts=_PARTS[kind], **how)
+        super().__init__(
+            shape,
+            parallel,
+            number=number,
+            kernels=kernels,
+            seed=seed,
+            selective=selective,
+            groups=groups,
+            exchanges=exchanges,
+            expert_buffer=expert_buffer,
+            parts=_PARTS[kind],
+        )
         self.kind = kind
         if kind == "mixer":
             self.mixer_norm = make_norm(shape, kernels)
