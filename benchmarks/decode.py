@@ -6,10 +6,10 @@
     python benchmarks/decode.py --requests 10000 [--row fp8] --shape llama1b --batch 32
 
 Rows: `ours`, the engine of `mtrain generate` (its scheduler, sampling and texts' bookkeeping are in the time); `fp8`,
-the same with weights in FP8; `gather`, the same without the Triton kernel; `few-rows`, the same with the kernel for a
-few tokens in bf16 (of one rank); `gpt-fast`, the loop of that project in
-short (decode_peer.py); `transformers` with a static cache, which it compiles itself; `transformers-batch`, its
-continuous batching. With --nproc N the first three divide the model over N ranks, and the bound is that of a rank.
+the same with weights in FP8; `gather`, the same without the Triton kernel of attention; `library`, the same without
+the kernel for one token; `gpt-fast`, the loop of that project in short (decode_peer.py); `transformers` with a static
+cache, which it compiles itself; `transformers-batch`, its continuous batching. With --nproc N the first four divide
+the model over N ranks, and the bound is that of a rank.
 Batch 1 begins with 10 tokens and goes on to 1,000; other batches have prompts of 1,000 tokens. The bound is the bytes
 of weights and cache over the bandwidth of a copy that is measured in the same process. --requests draws lengths of
 prompts and texts, cancels every tenth, and prints by how many bytes a token the memory of the GPU and of the process
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -35,15 +34,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.decode_peer import GptFast, transformers_batches, transformers_loop
 from benchmarks.one_gpu import HYBRID, MAMBA1B
 from trainer.config.sections import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
-from trainer.kernels import few_rows, paged_attention, plain
-from trainer.layers.linear import Linear
+from trainer.kernels import paged_attention, plain
+from trainer.layers.linear import Linear, use_one_row_kernel
 from trainer.models.family import family_of
 from trainer.models.float8_layers import keep_float8_weights
 from trainer.models.gpt.model import GPT
@@ -69,7 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mamba2-1.3b": MAMBA1B,  # for ours alone
     "hybrid-8l": HYBRID,
 }
-OURS = ("ours", "fp8", "gather", "few-rows")
+OURS = ("ours", "fp8", "gather", "library")
 ROWS = (*OURS, "gpt-fast", "transformers", "transformers-batch")
 SHORT, LONG = 10, 1000  # tokens of a prompt, at batch 1 and at others
 STEPS = 96  # of other batches, and of each measured part at batch 1
@@ -251,14 +249,8 @@ def use_variant(row: str, module: GPT, device: torch.device) -> None:
         for block in module.blocks.values():
             kernels = dataclasses.replace(block.attention.kernels, paged_attention=plain.paged_attention)
             block.attention.kernels = kernels
-    elif row == "few-rows":
-        for layer in module.modules():
-            if isinstance(layer, Linear):
-                layer.forward = functools.partial(_few_rows_forward, layer, layer.forward)  # type: ignore[method-assign]
-
-
-def _few_rows_forward(layer: Linear, other: Callable[[Tensor], Tensor], x_NI: Tensor) -> Tensor:
-    return few_rows.launch(x_NI, layer.weight, None, dtype=x_NI.dtype) if len(x_NI) <= few_rows.FEW else other(x_NI)
+    if row in ("ours", "gather"):
+        use_one_row_kernel(module, device=device)
 
 
 def memory_slopes(row: str, shape: str, batch: int, requests: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.kernels.few_rows import FEW
+from trainer.kernels.few_rows import FEW, one_row_product, works_without_rounding
 from trainer.kernels.float8 import Float8Rows, Operand, float8_rows, float8_rows_matrix, float8_rows_product
 from trainer.layers.base import Layer, MainGradients, Parallel, add_bias_gradient, add_weight_gradient
 from trainer.layers.float8_scaling import LayerScaling
@@ -42,6 +42,7 @@ class Linear(Layer):
         float8: how its products are computed in FP8; None: in the dtype of the weight.
         adapters: beside the weight, with the parameters lora_a and lora_b, see lora.py; None: there are none.
         kept_rows: the weight in FP8 in place of `weight`, see `keep_rows`; None: there is none.
+        one_row: x W^T of one token, if the layer only runs forward, see `use_one_row_kernel`; None: as of many tokens.
     """
 
     def __init__(self, inputs: int, outputs: int, *, parallel: Parallel, bias: bool, column: bool) -> None:
@@ -54,6 +55,7 @@ class Linear(Layer):
         self.lora_b: nn.Parameter | None = None
         self.float8: LayerScaling | None = None
         self.kept_rows: Float8Rows | None = None
+        self.one_row: Callable[[Tensor, Tensor], Tensor] | None = None
         self._rows_kernels = Float8RowsKernels(float8_rows, float8_rows_product)
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
@@ -104,6 +106,8 @@ class Linear(Layer):
                 column=self.column,
                 scaling=self.float8,
             )
+        if self.one_row is not None and len(x_NI) == 1:
+            return self._summed(self.one_row(self.parallel.gather(x_NI) if self.column else x_NI, self.weight))
         apply = _Column.apply if self.column else _Row.apply
         return apply(x_NI, self.weight, self.bias, self.parallel, self.main_gradients)
 
@@ -114,9 +118,25 @@ class Linear(Layer):
             y_NO = kernels.few(whole_NI, rows_OI, dtype=x_NI.dtype)
         else:
             y_NO = kernels.product(kernels.quantize(whole_NI), rows_OI, dtype=x_NI.dtype)
+        return self._summed(y_NO)
+
+    def _summed(self, y_NO: Tensor) -> Tensor:
+        """A product of this rank's columns, summed over tp where the inputs are divided, and with the bias."""
         if not self.column:
             y_NO = self.parallel.reduce(y_NO)
         return y_NO if self.bias is None else y_NO.add_(self.bias)
+
+
+def use_one_row_kernel(model: nn.Module, *, device: torch.device) -> None:
+    """Let the layers of a model that only runs forward multiply one token by the kernel of few_rows.py.
+
+    Nothing changes except on a GPU in bf16 where a trial of the kernel passes.
+    """
+    linears = [layer for layer in model.modules() if isinstance(layer, Linear)]
+    in_bf16 = bool(linears) and linears[0].weight.dtype == torch.bfloat16
+    if device.type == "cuda" and in_bf16 and works_without_rounding(device):
+        for layer in linears:
+            layer.one_row = one_row_product
 
 
 class Float8RowsKernels(NamedTuple):

@@ -36,6 +36,7 @@ from trainer.convert.hf_folder import find_tokenizer
 from trainer.convert.model_folder import ModelFolder, fill_buffers, read_json
 from trainer.convert.native import is_native
 from trainer.errors import out_of_memory_in
+from trainer.layers.linear import use_one_row_kernel
 from trainer.models.family import family_of
 from trainer.models.float8_layers import keep_float8_weights
 from trainer.models.stage import Microbatch, Tensors, only_tokens
@@ -581,6 +582,8 @@ def _set_up(folder: ModelFolder, world: World, *, dtype: str, weights: str) -> A
         module = _from_source(folder, config, plan, world=world, dtype=DTYPES[dtype])
     if weights == "fp8":
         keep_float8_weights(module, device=world.device)
+    else:
+        use_one_row_kernel(module, device=world.device)
     return module.eval()
 
 

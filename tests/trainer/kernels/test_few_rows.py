@@ -59,3 +59,4 @@ def test_without_scales_nothing_is_rounded(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_trial_of_a_gpu():
     assert few_rows.works(torch.device("cuda"))
+    assert few_rows.works_without_rounding(torch.device("cuda"))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from trainer.kernels.table import PLAIN
 from trainer.layers.base import Layer, Parallel, add_few_rows, add_rows
 from trainer.layers.embedding import PositionEmbedding
-from trainer.layers.linear import Linear
+from trainer.layers.linear import Linear, use_one_row_kernel
 from trainer.layers.norm import HeadsNorm, Norm
 from trainer.layers.shapes import NormShape
 from trainer.parallel.collectives import Group
@@ -130,3 +130,17 @@ def test_what_a_main_gradient_holds_already_is_added_to():
     layer.main_gradients.tensors["weight"] = torch.full(layer.weight.shape, 0.5)
     layer(torch.tensor([0, 0, 2])).sum().backward()
     assert layer.main_gradients.tensors["weight"][:4, 0].tolist() == [2.5, 0.5, 1.5, 0.5]
+
+
+@pytest.mark.parametrize("column", [True, False])
+def test_the_kernel_of_one_token_gets_no_more_of_them(column):
+    """Nothing uses it on a CPU by itself."""
+    layer, counts = _layer("column" if column else "row"), []
+    use_one_row_kernel(layer, device=torch.device("cpu"))
+    assert layer.one_row is None
+    x = _draw(1, 3, WIDTH)
+    with torch.no_grad():
+        right = layer(x)
+        layer.one_row = lambda x, weight: counts.append(len(x)) or F.linear(x.float(), weight.float()).bfloat16()
+        torch.testing.assert_close(torch.cat((layer(x[:1]), layer(x[1:]))), right, rtol=1e-2, atol=1e-2)
+    assert counts == [1]
