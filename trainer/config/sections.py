@@ -434,8 +434,8 @@ class KernelsSection:
     attention: Literal["auto", "transformer_engine"] = "auto"  # causal attention over whole rows; auto: PyTorch's own
     loss: Literal["auto", "plain", "library", "compiled"] = "auto"  # softmax of the logits, and its gradient
     optimizer: Literal["auto", "plain", "library", "compiled", "apex"] = "auto"  # the update; apex: AdamW only
-    scan: Literal["auto", "plain", "mamba_ssm"] = (
-        "auto"  # scan and convolution of Mamba-2 mixers; auto: mamba-ssm's on a GPU, if it is installed
+    scan: Literal["auto", "plain", "triton", "mamba_ssm"] = (
+        "auto"  # scan and convolution of Mamba-2 mixers; auto: on a GPU mtrain's Triton kernels, else mamba-ssm's
     )
     weight_gradient: Literal["auto", "apex"] = "auto"  # products that are added to the main gradients
     tensor_parallel: Literal["auto", "symmetric_memory"] = (

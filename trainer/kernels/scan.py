@@ -1,4 +1,4 @@
-"""The scan of Mamba-2 (Dao and Gu 2024) and the convolution before it, in plain torch.
+"""The scan of Mamba-2 (Dao and Gu 2024), the convolution before it and the norm behind it, in plain torch.
 
 A head has a state of P x N numbers. With A < 0, and a step D_t > 0 of each token,
 
@@ -109,6 +109,17 @@ def chunk_scan(
         state = state * keeps[:, number, :, :, None, None] + added[:, number]
     y = y + torch.einsum("bcqgn,bcgrpn->bcqgrp", C, torch.stack(states, 1)) * reads[..., None]
     return y.reshape(rows, -1, heads, width)[:, :length], state.reshape(rows, heads, width, size)
+
+
+def gated_norm(
+    y_HP: Tensor, x_HP: Tensor, z_F: Tensor, D_H: Tensor, weight_F: Tensor, groups: int, epsilon: float
+) -> Tensor:
+    """The norm of (y + D x) silu(z), of each group of heads: [..., F] in the dtype of z; computed in the weight's."""
+    wide = weight_F.dtype
+    y_HP = y_HP.to(wide) + D_H[:, None] * x_HP.to(wide)
+    grouped = (y_HP.flatten(-2) * F.silu(z_F.to(wide))).unflatten(-1, (groups, -1))
+    unit = grouped * (grouped.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return (unit.flatten(-2) * weight_F).to(z_F.dtype)
 
 
 def scan_step(

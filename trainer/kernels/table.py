@@ -35,6 +35,7 @@ from trainer.kernels import (
     plain,
     scan,
     transformer_engine,
+    triton_scan,
 )
 from trainer.kernels.self_test import differences, float8_differences, float8_rows_differences
 
@@ -79,6 +80,7 @@ class Kernels:
     add_grouped_product: Kernel = plain.add_grouped_product
     causal_conv: Kernel = scan.causal_conv
     chunk_scan: Kernel = scan.chunk_scan
+    gated_norm: Kernel = scan.gated_norm
 
 
 PLAIN = Kernels()
@@ -106,6 +108,7 @@ APEX = Kernels(
     add_product=apex.add_product,
 )
 MAMBA_SSM = Kernels(causal_conv=mamba_ssm.causal_conv, chunk_scan=mamba_ssm.chunk_scan)
+TRITON = Kernels(chunk_scan=triton_scan.chunk_scan)
 # Key of the section [kernels] -> the operations that it decides. Documents and options of scores are not among them:
 # only gpu.py implements those.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -133,7 +136,6 @@ NOT_COMPILED = (
     "add_product",
     "grouped_product",
     "add_grouped_product",
-    "causal_conv",
     "chunk_scan",
 )
 # Computed from the stored sum; otherwise the first pass would normalize the sum before it was rounded.
@@ -170,7 +172,7 @@ def choose_kernels(
     """The kernels that `wanted` names, tested; otherwise the fastest ones.
 
     The fastest are compiled ones on a GPU; on a CPU PyTorch's own if it has them, but the plain ones for 16-bit
-    activations. `scans`: whether the model has mixers, whose fastest kernels on a GPU are those of mamba-ssm.
+    activations. `scans`: whether the model has mixers, whose fastest scan on a GPU is that of triton_scan.py.
 
     Raises:
         UsageError: a named kernel is not available, or computes something else.
@@ -189,12 +191,15 @@ def choose_kernels(
 
 
 def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """mamba-ssm's, if it is installed and computes the same; otherwise a warning says how slow the plain ones are."""
-    reason = mamba_ssm.missing(device) or ("it does not support fp64" if dtype == torch.float64 else "")
-    if not (reason := reason or differences("scan", MAMBA_SSM, device=device, dtype=dtype)):
-        return dataclasses.replace(kernels, causal_conv=mamba_ssm.causal_conv, chunk_scan=mamba_ssm.chunk_scan)
+    """With a scan that computes the same as the plain one, whose slowness a warning states where there is none."""
+    reasons = []
+    for named, reason in ((TRITON, triton_scan.missing(device)), (MAMBA_SSM, mamba_ssm.missing(device))):
+        reason = reason or ("it does not support fp64" if dtype == torch.float64 else "")
+        if not (reason := reason or differences("scan", named, device=device, dtype=dtype)):
+            return dataclasses.replace(kernels, chunk_scan=named.chunk_scan)
+        reasons.append(reason)
     slow = "mixers run on plain PyTorch in fp32, without Tensor Cores, and slower"
-    warnings.warn(f"{slow}: {reason} ({mamba_ssm.INSTALL})", RuntimeWarning, stacklevel=3)
+    warnings.warn(f"{slow}: {'; '.join(reasons)} ({mamba_ssm.INSTALL})", RuntimeWarning, stacklevel=3)
     return kernels
 
 
@@ -210,11 +215,13 @@ def _implementation(group: str, name: str, *, device: torch.device, dtype: torch
         named, reason = APEX, apex.missing(group, device)
     if name == "mamba_ssm":
         named, reason = MAMBA_SSM, mamba_ssm.missing(device)
+    if name == "triton":
+        named, reason = TRITON, triton_scan.missing(device)
     if dtype == torch.float64:
         reason = reason or "it does not support fp64"
     if reason := reason or differences(group, named, device=device, dtype=dtype):
         raise _refused(group, name, reason)
-    return named
+    return dataclasses.replace(named, causal_conv=compiled().causal_conv) if name == "triton" else named
 
 
 def _refused(group: str, name: str, reason: str) -> UsageError:

@@ -30,7 +30,7 @@ ALL_SCORES = "it holds all attention scores in memory"
 PRODUCT = "PyTorch's matrix product"
 TRANSFORMER_ENGINE = "Transformer Engine"
 APEX = "NVIDIA apex"
-MAMBA_SSM = "mamba-ssm"
+MAMBA_SSM, TRITON_SCAN = "mamba-ssm", "mtrain's Triton kernels"
 NAMES = {
     "plain": PLAIN,
     "library": LIBRARY,
@@ -38,6 +38,7 @@ NAMES = {
     "transformer_engine": TRANSFORMER_ENGINE,
     "apex": APEX,
     "mamba_ssm": MAMBA_SSM,
+    "triton": TRITON_SCAN,
 }
 POINTWISE = {
     "norm": "norms",
@@ -49,7 +50,7 @@ POINTWISE = {
 SCAN = "scan and convolution of mixers"
 ATTENTION, WEIGHT_GRADIENT, LINEAR = "attention", "weight gradients", "products of linear layers"
 TENSOR_PARALLEL, LAUNCHES = "communication of tensor parallelism", "kernel launches"
-GPU_LIBRARIES = ("transformer_engine", "apex", "mamba_ssm")
+GPU_LIBRARIES = ("transformer_engine", "apex", "mamba_ssm", "triton")
 # Modules that exist if an operation's library is installed, and the key of [kernels] that selects it.
 LIBRARIES = {
     "pointwise": ((TRANSFORMER_ENGINE, "transformer_engine", "norm"), (APEX, "fused_layer_norm_cuda", "norm")),
@@ -137,11 +138,9 @@ def scan_choice(kernels: KernelsSection, device: Device, *, dtype: str) -> Choic
         return _named(SCAN, "scan", kernels.scan, device)
     if device == "cpu" or dtype == "fp64":
         why = "used on GPUs only" if device == "cpu" else f"it has no {dtype}"
-        return Choice(SCAN, PLAIN, "in chunks, in at least fp32", ((MAMBA_SSM, why),))
-    slow = "in fp32 without Tensor Cores"
-    if importlib.util.find_spec("mamba_ssm") is None:
-        return Choice(SCAN, PLAIN, f"{slow}, slower", ((MAMBA_SSM, "it is not installed"),))
-    return Choice(SCAN, MAMBA_SSM, "compared with the plain one when a run starts", ((PLAIN, slow),))
+        return Choice(SCAN, PLAIN, "in chunks, in at least fp32", ((TRITON_SCAN, why), (MAMBA_SSM, why)))
+    others = ((MAMBA_SSM, "used where the trial differs"), (PLAIN, "in fp32 without Tensor Cores, slower"))
+    return Choice(SCAN, TRITON_SCAN, "compared with the plain one when a run starts", others)
 
 
 def tensor_parallel_choices(

@@ -55,6 +55,7 @@ def test_named_kernels_take_the_place_of_the_fastest():
         ({"norm": "apex"}, "its extension fused_layer_norm_cuda is not installed"),
         ({"attention": "transformer_engine"}, "it is not installed; set kernels.attention="),
         ({"scan": "mamba_ssm"}, "mamba-ssm is not installed; set kernels.scan="),
+        ({"scan": "triton"}, "; set kernels.scan="),
     ],
 )
 def test_a_kernel_that_is_not_there_is_refused(wanted, text):
@@ -167,9 +168,9 @@ def test_without_cudnn_in_the_process_the_library_takes_its_own(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_libraries")
-def test_without_mamba_ssm_a_gpu_is_told_how_slow_mixers_are(monkeypatch):
+def test_without_a_scan_for_gpus_a_warning_says_how_slow_mixers_are():
     gpu = torch.device("cuda")
-    with pytest.warns(RuntimeWarning, match="plain PyTorch in fp32.* and slower: mamba-ssm is not installed"):
+    with pytest.warns(RuntimeWarning, match="plain PyTorch in fp32.* and slower: .*; mamba-ssm is not installed"):
         chosen = choose_kernels(gpu, torch.bfloat16, scans=True)
     assert chosen.chunk_scan is scan.chunk_scan
     assert choose_kernels(gpu, torch.bfloat16, KernelsSection(scan="plain"), scans=True).chunk_scan is scan.chunk_scan

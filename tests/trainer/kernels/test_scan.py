@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
 from torch import Tensor
 
+from trainer.kernels import triton_scan
 from trainer.kernels.scan import causal_conv, chunk_scan, scan_step
 
 ROWS, HEADS, WIDTH, GROUPS, SIZE = 2, 4, 3, 2, 5
@@ -94,3 +96,38 @@ def test_a_convolution_sees_its_window_and_its_document() -> None:
     document = torch.repeat_interleave(torch.arange(5), torch.tensor(bounds).diff()).expand(ROWS, -1)
     apart = [causal_conv(x[:, a:b], weight, bias) for a, b in itertools.pairwise(bounds)]
     torch.testing.assert_close(causal_conv(x, weight, bias, document_BS=document), torch.cat(apart, 1))
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+EDGE = triton_scan.CHUNK
+LAYOUTS = {  # length, heads, groups, features of a head, size of a state, first tokens of documents
+    "a chunk and one token": (EDGE + 1, 4, 2, 16, 32, None),
+    "one token": (1, 2, 1, 16, 16, None),
+    "documents at the borders of chunks": (3 * EDGE, 2, 2, 32, 16, (EDGE - 1, EDGE, EDGE + 1, 2 * EDGE)),
+    "a document over many chunks": (4 * EDGE + 9, 2, 1, 16, 16, (3, 3 * EDGE + 1)),
+    "more heads of a group than are summed at once": (70, 12, 1, 16, 16, (64,)),
+    "a published shape": (2 * EDGE, 8, 1, 64, 128, None),
+}
+
+
+@pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a GPU")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_triton_kernels_are_the_plain_scan(name):
+    """In fp32, whose products are not rounded; a bf16 trial runs on a GPU before they are used."""
+    length, heads, groups, width, size, bounds = LAYOUTS[name]
+    draw, device = torch.Generator().manual_seed(length), torch.device("cpu" if INTERPRETED else "cuda")
+    sizes, counts = [heads * width, groups * size, groups * size], (heads, groups, groups)
+    channels = torch.randn(ROWS, length, sum(sizes), generator=draw)
+    delta, A = torch.rand(ROWS, length, heads, generator=draw), -torch.rand(heads, generator=draw)
+    dy = torch.randn(ROWS, length, heads, width, generator=draw)
+    document = None
+    if bounds is not None:
+        document = torch.bucketize(torch.arange(length), torch.tensor(bounds), right=True).expand(ROWS, -1).to(device)
+    results = []
+    for scan, dtype in ((chunk_scan, torch.float64), (triton_scan.chunk_scan, torch.float32)):
+        inputs = [part.to(device, dtype).requires_grad_() for part in (channels, delta, A)]
+        parts = [part.unflatten(-1, (n, -1)) for part, n in zip(inputs[0].split(sizes, -1), counts, strict=True)]
+        y, state = scan(parts[0], *inputs[1:], *parts[1:], chunk=EDGE, document_BS=document)
+        results.append((y.detach(), state.detach(), *torch.autograd.grad(y, inputs, dy.to(device, dtype))))
+    for found, right in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))

@@ -1,0 +1,183 @@
+"""The Triton kernels of triton_scan.py, in a module of its own because Triton is imported where it is used.
+
+Chunks of Q tokens, as in scan.py: `states` and `state_gradients` pass from chunk to chunk and keep what each chunk
+begins with, `outputs` and `gradients` compute all chunks at once. Products take numbers in the dtype of the activations
+and add in fp32; decays and running states are fp32. `log` is the sum of D_t A from the first token of a chunk on, and
+does not change behind the last token of a row. A token remains at its chunk's end, and reads the state before it,
+only if the document is the same.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _dot(left, right):
+    """Of fp32 numbers the exact product, and not that of numbers rounded to TF32."""
+    return tl.dot(left, right, input_precision="ieee")
+
+
+@triton.jit
+def _document(document, row, t, length, DOCUMENTS: tl.constexpr):
+    """Of tokens t of a row; behind its end that of its last token, and before its start none."""
+    if DOCUMENTS:
+        inside = tl.load(document + row * length + tl.maximum(tl.minimum(t, length - 1), 0))
+        return tl.where(t < 0, -1, inside)
+    return t * 0
+
+
+@triton.jit
+def states(
+    x, delta, log, B, document, before, after,
+    length, chunks, heads, of_group, x_row, x_token, B_row, B_token,
+    DOCUMENTS: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A head's state before each chunk and after the last one, for a block of N."""
+    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    q, p, n = tl.arange(0, Q), tl.arange(0, P), block * BLOCK_N + tl.arange(0, BLOCK_N)
+    state_PN = tl.zeros([P, BLOCK_N], tl.float32)
+    for chunk in range(chunks):
+        t = chunk * Q + q
+        there, end = t < length, tl.max(t, 0)
+        at = ((row * chunks + chunk) * heads + head) * P * N
+        tl.store(before + at + p[:, None] * N + n[None, :], state_PN.to(before.dtype.element_ty))
+        x_QP = tl.load(x + row * x_row + t[:, None] * x_token + head * P + p[None, :], mask=there[:, None], other=0.0)
+        B_QN = tl.load(
+            B + row * B_row + t[:, None] * B_token + (head // of_group) * N + n[None, :], mask=there[:, None], other=0.0
+        )
+        delta_Q = tl.load(delta + (row * length + t) * heads + head, mask=there, other=0.0)
+        log_Q = tl.load(log + (row * chunks * Q + t) * heads + head)
+        total = tl.load(log + (row * chunks * Q + end) * heads + head)
+        last = _document(document, row, end, length, DOCUMENTS)
+        previous = _document(document, row, tl.min(t, 0) - 1, length, DOCUMENTS)
+        same_Q = _document(document, row, t, length, DOCUMENTS) == last
+        remains_Q = tl.where(same_Q, delta_Q * tl.exp(total - log_Q), 0.0)
+        added_PN = _dot(tl.trans((x_QP.to(tl.float32) * remains_Q[:, None]).to(x_QP.dtype)), B_QN)
+        state_PN = state_PN * tl.where(previous == last, tl.exp(total), 0.0) + added_PN
+    tl.store(after + ((row * heads + head) * P + p[:, None]) * N + n[None, :], state_PN)
+
+
+@triton.jit
+def outputs(
+    x, delta, log, B, C, document, before, y,
+    length, chunks, heads, of_group, x_row, x_token, B_row, B_token, C_row, C_token,
+    DOCUMENTS: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """A head's y of one chunk."""
+    chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    q, p, n = tl.arange(0, Q), tl.arange(0, P), tl.arange(0, N)
+    t, group = chunk * Q + q, head // of_group
+    there = t < length
+    x_QP = tl.load(x + row * x_row + t[:, None] * x_token + head * P + p[None, :], mask=there[:, None], other=0.0)
+    B_QN = tl.load(B + row * B_row + t[:, None] * B_token + group * N + n[None, :], mask=there[:, None], other=0.0)
+    C_QN = tl.load(C + row * C_row + t[:, None] * C_token + group * N + n[None, :], mask=there[:, None], other=0.0)
+    delta_Q = tl.load(delta + (row * length + t) * heads + head, mask=there, other=0.0)
+    log_Q = tl.load(log + (row * chunks * Q + t) * heads + head)
+    document_Q = _document(document, row, t, length, DOCUMENTS)
+    sees_QQ = (q[:, None] >= q[None, :]) & (document_Q[:, None] == document_Q[None, :])
+    decay_QQ = tl.exp(tl.where(sees_QQ, log_Q[:, None] - log_Q[None, :], float("-inf")))
+    weight_QQ = (_dot(C_QN, tl.trans(B_QN)) * decay_QQ).to(x_QP.dtype)
+    y_QP = _dot(weight_QQ, (x_QP.to(tl.float32) * delta_Q[:, None]).to(x_QP.dtype))
+    at = ((row * chunks + chunk) * heads + head) * P * N
+    state_PN = tl.load(before + at + p[:, None] * N + n[None, :])
+    reads_Q = tl.where(document_Q == _document(document, row, tl.min(t, 0) - 1, length, DOCUMENTS), tl.exp(log_Q), 0.0)
+    y_QP += reads_Q[:, None] * _dot(C_QN, tl.trans(state_PN))
+    at_QP = ((row * length + t[:, None]) * heads + head) * P + p[None, :]
+    tl.store(y + at_QP, y_QP.to(y.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
+def state_gradients(
+    dy, log, C, document, before, dafter, dtotal,
+    length, chunks, heads, of_group, C_row, C_token,
+    DOCUMENTS: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a head's state after each chunk and of each chunk's last `log`, for a block of N."""
+    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    q, p, n = tl.arange(0, Q), tl.arange(0, P), block * BLOCK_N + tl.arange(0, BLOCK_N)
+    gradient_PN = tl.zeros([P, BLOCK_N], tl.float32)
+    for back in range(chunks):
+        chunk = chunks - 1 - back
+        t = chunk * Q + q
+        there, end = t < length, tl.max(t, 0)
+        number = (row * chunks + chunk) * heads + head
+        tl.store(dafter + number * P * N + p[:, None] * N + n[None, :], gradient_PN.to(dafter.dtype.element_ty))
+        of_next = before + (number + heads) * P * N + p[:, None] * N + n[None, :]
+        next_PN = tl.load(of_next, mask=(n[None, :] >= 0) & (back > 0), other=0.0).to(tl.float32)
+        tl.store(dtotal + number * tl.num_programs(0) + block, tl.sum(next_PN * gradient_PN))
+        dy_QP = tl.load(
+            dy + ((row * length + t[:, None]) * heads + head) * P + p[None, :], mask=there[:, None], other=0.0
+        )
+        C_QN = tl.load(
+            C + row * C_row + t[:, None] * C_token + (head // of_group) * N + n[None, :], mask=there[:, None], other=0.0
+        )
+        log_Q = tl.load(log + (row * chunks * Q + t) * heads + head)
+        total = tl.load(log + (row * chunks * Q + end) * heads + head)
+        last = _document(document, row, end, length, DOCUMENTS)
+        previous = _document(document, row, tl.min(t, 0) - 1, length, DOCUMENTS)
+        reads_Q = tl.where(_document(document, row, t, length, DOCUMENTS) == previous, tl.exp(log_Q), 0.0)
+        added_PN = _dot(tl.trans((dy_QP.to(tl.float32) * reads_Q[:, None]).to(dy_QP.dtype)), C_QN)
+        gradient_PN = gradient_PN * tl.where(previous == last, tl.exp(total), 0.0) + added_PN
+
+
+@triton.jit
+def gradients(
+    dy, x, delta, log, B, C, document, before, dafter, dx, ddelta, dlog, dB, dC,
+    length, chunks, heads, of_group, x_row, x_token, B_row, B_token, C_row, C_token,
+    DOCUMENTS: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """All other gradients of one chunk and HEADS heads of a group, over which those of B and C are summed."""
+    chunk, block, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    q, p, n = tl.arange(0, Q), tl.arange(0, P), tl.arange(0, N)
+    t, group = chunk * Q + q, block * HEADS // of_group
+    there, end = t < length, tl.max(t, 0)
+    B_QN = tl.load(B + row * B_row + t[:, None] * B_token + group * N + n[None, :], mask=there[:, None], other=0.0)
+    C_QN = tl.load(C + row * C_row + t[:, None] * C_token + group * N + n[None, :], mask=there[:, None], other=0.0)
+    product_QQ = _dot(C_QN, tl.trans(B_QN))
+    document_Q = _document(document, row, t, length, DOCUMENTS)
+    sees_QQ = (q[:, None] >= q[None, :]) & (document_Q[:, None] == document_Q[None, :])
+    reads = document_Q == _document(document, row, tl.min(t, 0) - 1, length, DOCUMENTS)
+    remains = document_Q == _document(document, row, end, length, DOCUMENTS)
+    dB_QN, dC_QN = tl.zeros([Q, N], tl.float32), tl.zeros([Q, N], tl.float32)
+    for number in range(HEADS):
+        head = block * HEADS + number
+        at_QP = ((row * length + t[:, None]) * heads + head) * P + p[None, :]
+        dy_QP = tl.load(dy + at_QP, mask=there[:, None], other=0.0)
+        x_QP = tl.load(x + row * x_row + t[:, None] * x_token + head * P + p[None, :], mask=there[:, None], other=0.0)
+        delta_Q = tl.load(delta + (row * length + t) * heads + head, mask=there, other=0.0)
+        log_Q = tl.load(log + (row * chunks * Q + t) * heads + head)
+        total = tl.load(log + (row * chunks * Q + end) * heads + head)
+        at = ((row * chunks + chunk) * heads + head) * P * N + p[:, None] * N + n[None, :]
+        input_QP = (x_QP.to(tl.float32) * delta_Q[:, None]).to(x_QP.dtype)
+        # Within the chunk.
+        decay_QQ = tl.exp(tl.where(sees_QQ, log_Q[:, None] - log_Q[None, :], float("-inf")))
+        dproduct_QQ = _dot(dy_QP, tl.trans(input_QP)) * decay_QQ
+        moved_QQ = dproduct_QQ * product_QQ
+        dlog_Q = tl.sum(moved_QQ, 1) - tl.sum(moved_QQ, 0)
+        dinput_QP = _dot(tl.trans((product_QQ * decay_QQ).to(dy_QP.dtype)), dy_QP)
+        rounded_QQ = dproduct_QQ.to(B_QN.dtype)
+        dC_QN += _dot(rounded_QQ, B_QN)
+        dB_QN += _dot(tl.trans(rounded_QQ), C_QN)
+        # From the state before it, and to the one after it.
+        reads_Q = tl.where(reads, tl.exp(log_Q), 0.0)
+        read_QN = reads_Q[:, None] * _dot(dy_QP, tl.load(before + at))
+        dC_QN += read_QN
+        dlog_Q += tl.sum(read_QN * C_QN.to(tl.float32), 1)
+        dafter_PN = tl.load(dafter + at)
+        remains_Q = tl.where(remains, tl.exp(total - log_Q), 0.0)
+        kept_QP = remains_Q[:, None] * _dot(B_QN, tl.trans(dafter_PN))
+        dinput_QP += kept_QP
+        dlog_Q -= tl.sum(kept_QP * input_QP.to(tl.float32), 1)
+        dB_QN += remains_Q[:, None] * _dot(input_QP, dafter_PN)
+        tl.store(dx + at_QP, (dinput_QP * delta_Q[:, None]).to(dx.dtype.element_ty), mask=there[:, None])
+        ddelta_Q = tl.sum(dinput_QP * x_QP.to(tl.float32), 1)
+        tl.store(ddelta + (row * length + t) * heads + head, ddelta_Q, mask=there)
+        tl.store(dlog + (row * chunks * Q + t) * heads + head, dlog_Q)
+    at_QN = ((row * length + t[:, None]) * tl.num_programs(1) + block) * N + n[None, :]
+    tl.store(dB + at_QN, dB_QN, mask=there[:, None])
+    tl.store(dC + at_QN, dC_QN, mask=there[:, None])

@@ -1,0 +1,141 @@
+"""The scan of Mamba-2 by Triton kernels (scan_triton.py), behind the interface of scan.py.
+
+Backward computes the states before each chunk again, so that of a scan only its inputs are kept. Chunks have `CHUNK`
+tokens whatever is asked for, which changes the order of sums alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer.kernels import scan
+
+CHUNK = 64  # tokens of a chunk
+BLOCK_N = 64  # of a state, that one program passes from chunk to chunk
+HEADS = 8  # of a group, over which one program sums the gradients of B and C
+WARPS = {"states": 4, "outputs": 4, "state_gradients": 4, "gradients": 8}  # of a program of each kernel
+WIDTHS = (16, 32, 64, 128)  # of heads and of states
+
+
+def missing(device: torch.device) -> str:
+    """Why these kernels cannot serve; empty: they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    return "" if device.type == "cuda" else "it runs on GPUs only"
+
+
+def chunk_scan(
+    x_BSHP: Tensor,
+    delta_BSH: Tensor,
+    A_H: Tensor,
+    B_BSGN: Tensor,
+    C_BSGN: Tensor,
+    *,
+    chunk: int,
+    document_BS: Tensor | None = None,
+    state_BHPN: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See scan.chunk_scan, which computes what goes on from a state, and widths that are not in WIDTHS.
+
+    y has the dtype of x; the state after the last token has no gradient.
+    """
+    if state_BHPN is not None or x_BSHP.shape[-1] not in WIDTHS or B_BSGN.shape[-1] not in WIDTHS:
+        return scan.chunk_scan(
+            x_BSHP, delta_BSH, A_H, B_BSGN, C_BSGN, chunk=chunk, document_BS=document_BS, state_BHPN=state_BHPN
+        )
+    delta_BSH = delta_BSH.float()
+    padded_BTH = F.pad(delta_BSH, (0, 0, 0, -delta_BSH.shape[1] % CHUNK))
+    log_BcQH = (padded_BTH * A_H.float()).unflatten(1, (-1, CHUNK)).cumsum(2)
+    document_BS = None if document_BS is None else document_BS.to(torch.int32).contiguous()
+    y_BSHP, state_BHPN = _Scan.apply(x_BSHP, delta_BSH, log_BcQH, B_BSGN, C_BSGN, document_BS)
+    return y_BSHP, state_BHPN
+
+
+class _Scan(torch.autograd.Function):
+    """(y, the state after the last token) of inputs, steps, their sums within chunks, B and C."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, delta: Tensor, log: Tensor, B: Tensor, C: Tensor, document: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        x, B, C = (_by_tokens(part) for part in (x, B, C))
+        delta, log = delta.contiguous(), log.contiguous()
+        before, after = _states(x, delta, log, B, document)
+        y = x.new_empty(x.shape)
+        (rows, length, heads, width), (groups, size), chunks = x.shape, B.shape[2:], log.shape[1]
+        _kernels().outputs[(chunks, heads, rows)](
+            x, delta, log, B, C, log if document is None else document, before, y,
+            length, chunks, heads, heads // groups, *x.stride()[:2], *B.stride()[:2], *C.stride()[:2],
+            DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, num_warps=WARPS["outputs"],
+        )  # fmt: skip
+        ctx.save_for_backward(x, delta, log, B, C, document)
+        ctx.mark_non_differentiable(after)
+        return y, after
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        x, delta, log, B, C, document = ctx.saved_tensors
+        dy = dy.contiguous()
+        (rows, length, heads, width), (groups, size), chunks = x.shape, B.shape[2:], log.shape[1]
+        before, _ = _states(x, delta, log, B, document)
+        dafter, (block_N, blocks), of_group = torch.empty_like(before), _blocks(size), heads // groups
+        dtotal = torch.empty(rows, chunks, heads, blocks, dtype=torch.float32, device=x.device)
+        documents = log if document is None else document
+        _kernels().state_gradients[(blocks, heads, rows)](
+            dy, log, C, documents, before, dafter, dtotal,
+            length, chunks, heads, of_group, *C.stride()[:2],
+            DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, BLOCK_N=block_N, num_warps=WARPS["state_gradients"],
+        )  # fmt: skip
+        together = next(count for count in range(min(HEADS, of_group), 0, -1) if of_group % count == 0)
+        dx, ddelta, dlog = (
+            torch.empty(x.shape, dtype=x.dtype, device=x.device),
+            torch.empty_like(delta),
+            torch.empty_like(log),
+        )
+        dB, dC = (torch.empty(rows, length, heads // together, size, device=x.device) for _ in range(2))
+        _kernels().gradients[(chunks, heads // together, rows)](
+            dy, x, delta, log, B, C, documents, before, dafter, dx, ddelta, dlog, dB, dC,
+            length, chunks, heads, of_group, *x.stride()[:2], *B.stride()[:2], *C.stride()[:2],
+            DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, HEADS=together, num_warps=WARPS["gradients"],
+        )  # fmt: skip
+        dlog[:, :, -1] += dtotal.sum(-1)
+        dB, dC = (part.unflatten(2, (groups, -1)).sum(3).to(B.dtype) for part in (dB, dC))
+        return dx, ddelta, dlog, dB, dC, None
+
+
+def _states(x: Tensor, delta: Tensor, log: Tensor, B: Tensor, document: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Before each chunk [B, c, H, P, N] in the dtype of x, and after the last one [B, H, P, N] in fp32."""
+    (rows, length, heads, width), (groups, size), chunks = x.shape, B.shape[2:], log.shape[1]
+    before = torch.empty(rows, chunks, heads, width, size, dtype=x.dtype, device=x.device)
+    after = torch.empty(rows, heads, width, size, dtype=torch.float32, device=x.device)
+    block_N, blocks = _blocks(size)
+    _kernels().states[(blocks, heads, rows)](
+        x, delta, log, B, log if document is None else document, before, after,
+        length, chunks, heads, heads // groups, *x.stride()[:2], *B.stride()[:2],
+        DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, BLOCK_N=block_N, num_warps=WARPS["states"],
+    )  # fmt: skip
+    return before, after
+
+
+def _blocks(size: int) -> tuple[int, int]:
+    """Numbers of a state that a program has, and how many programs share a state."""
+    return min(BLOCK_N, size), max(1, size // BLOCK_N)
+
+
+def _by_tokens(part: Tensor) -> Tensor:
+    """As it is where the heads of a token lie beside each other, as in a view of all channels."""
+    return part if part.stride(-1) == 1 and part.stride(2) == part.shape[-1] else part.contiguous()
+
+
+@functools.cache
+def _kernels() -> Any:
+    """Compiled when they are first called."""
+    from trainer.kernels import scan_triton
+
+    return scan_triton
