@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from trainer.kernels import scan
 
 CHUNK = 64  # tokens of a chunk
-BLOCK_N = 64  # of a state, that one program passes from chunk to chunk
+BLOCK_N = 128  # of a state, that one program passes from chunk to chunk
 HEADS = 8  # of a group, over which one program sums the gradients of B and C
 WARPS = {"states": 4, "outputs": 4, "state_gradients": 4, "gradients": 8}  # of a program of each kernel
 WIDTHS = (16, 32, 64, 128)  # of heads and of states
