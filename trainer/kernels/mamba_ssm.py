@@ -6,6 +6,7 @@ on from a state, the plain functions compute. Steps and decays stay in fp32; res
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from typing import Any
@@ -39,7 +40,9 @@ def causal_conv(
     """See scan.causal_conv."""
     fits = weight_CK.shape[1] in WIDTHS and (document_BS is None or x_BSC.shape[2] % CHANNELS == 0)
     if before_BKC is not None or not fits or importlib.util.find_spec("causal_conv1d") is None:
-        return scan.causal_conv(x_BSC, weight_CK, bias_C, document_BS=document_BS, before_BKC=before_BKC)
+        plain = _compiled_conv() if x_BSC.is_cuda else scan.causal_conv
+        y_BSC: Tensor = plain(x_BSC, weight_CK, bias_C, document_BS=document_BS, before_BKC=before_BKC)
+        return y_BSC
     convolve = _function("causal_conv1d", "causal_conv1d_fn")
     seq_idx = None if document_BS is None else document_BS.to(torch.int32).contiguous()
     y_BCS: Tensor = convolve(x_BSC.transpose(1, 2), weight_CK, bias_C, seq_idx=seq_idx, activation="silu")
@@ -66,6 +69,11 @@ def chunk_scan(
         x_BSHP, delta_BSH, A_H, B_BSGN, C_BSGN, chunk_size=chunk, seq_idx=seq_idx, return_final_states=True
     )
     return y_BSHP, state
+
+
+@functools.cache
+def _compiled_conv() -> Any:
+    return torch.compile(scan.causal_conv)
 
 
 def _function(module: str, name: str) -> Any:

@@ -9,11 +9,13 @@ with a matrix of decays, as in attention; only states pass from chunk to chunk. 
 sums alone. `scan_step` is the recurrence for one token. A state, and a convolution's window, restart where a document
 begins. Decays, states and sums are in at least fp32.
 
-Shapes: B rows, S tokens, C channels, K width of the convolution, H heads, P width of a head, G groups, each of R heads
-that share B and C, N width of the state; c chunks of Q tokens.
+Shapes: B rows, S tokens, C channels, K width of the convolution, H heads, P width of a head, F = H * P, G groups, each
+of R heads that share B and C, N width of the state; c chunks of Q tokens.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -48,6 +50,23 @@ def causal_conv(
             term_BSC = term_BSC * same_BS[..., None]
         y_BSC = y_BSC + term_BSC
     return F.silu(y_BSC).to(dtype)
+
+
+def step_sizes(dt_BSH: Tensor, bias_H: Tensor, limit: tuple[float, float]) -> Tensor:
+    """D_t: softplus of a projection of each token, within a limit: [..., H], in the dtype of the bias."""
+    delta_BSH, (low, high) = F.softplus(dt_BSH.to(bias_H.dtype) + bias_H), limit
+    return delta_BSH.clamp(low, high) if (low, high) != (0.0, math.inf) else delta_BSH
+
+
+def gated_norm(
+    y_BSHP: Tensor, x_BSHP: Tensor, z_BSF: Tensor, D_H: Tensor, weight_F: Tensor, *, groups: int, epsilon: float
+) -> Tensor:
+    """The RMSNorm of (y + D x) silu(z), of each group of heads alone: [..., F], in the dtype of z."""
+    wide = weight_F.dtype
+    y_BSHP = y_BSHP.to(wide) + D_H[:, None] * x_BSHP.to(wide)
+    grouped = (y_BSHP.flatten(-2) * F.silu(z_BSF.to(wide))).unflatten(-1, (groups, -1))
+    unit = grouped * (grouped.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return (unit.flatten(-2) * weight_F).to(z_BSF.dtype)
 
 
 def chunk_scan(
@@ -109,17 +128,6 @@ def chunk_scan(
         state = state * keeps[:, number, :, :, None, None] + added[:, number]
     y = y + torch.einsum("bcqgn,bcgrpn->bcqgrp", C, torch.stack(states, 1)) * reads[..., None]
     return y.reshape(rows, -1, heads, width)[:, :length], state.reshape(rows, heads, width, size)
-
-
-def gated_norm(
-    y_HP: Tensor, x_HP: Tensor, z_F: Tensor, D_H: Tensor, weight_F: Tensor, groups: int, epsilon: float
-) -> Tensor:
-    """The norm of (y + D x) silu(z), of each group of heads: [..., F] in the dtype of z; computed in the weight's."""
-    wide = weight_F.dtype
-    y_HP = y_HP.to(wide) + D_H[:, None] * x_HP.to(wide)
-    grouped = (y_HP.flatten(-2) * F.silu(z_F.to(wide))).unflatten(-1, (groups, -1))
-    unit = grouped * (grouped.square().mean(-1, keepdim=True) + epsilon).rsqrt()
-    return (unit.flatten(-2) * weight_F).to(z_F.dtype)
 
 
 def scan_step(

@@ -79,8 +79,9 @@ class Kernels:
     grouped_product: Kernel = plain.grouped_product
     add_grouped_product: Kernel = plain.add_grouped_product
     causal_conv: Kernel = scan.causal_conv
-    chunk_scan: Kernel = scan.chunk_scan
+    step_sizes: Kernel = scan.step_sizes
     gated_norm: Kernel = scan.gated_norm
+    chunk_scan: Kernel = scan.chunk_scan
 
 
 PLAIN = Kernels()

@@ -14,14 +14,13 @@ Shapes: B rows, S tokens, N = B * S, D hidden, H local heads of P features, G lo
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.kernels.scan import chunk_scan, gated_norm, scan_step
+from trainer.kernels.scan import chunk_scan, scan_step
 from trainer.kernels.table import Kernels
 from trainer.layers.attention import Sequences
 from trainer.layers.base import Layer, Parallel, as_input
@@ -115,10 +114,7 @@ class Mamba2(Layer):
             chunk=self.shape.chunk_size,
             document_BS=document_BS,
         )
-        return self.kernels.gated_norm(y_BSHP, x_BSHP, z_BSF, *self._of_norm(weights))
-
-    def _of_norm(self, weights: _Weights) -> tuple[Tensor, Tensor, int, float]:
-        return weights.D_H, weights.norm_F, self.groups, self.shape.norm_epsilon
+        return self._gated(y_BSHP, x_BSHP, z_BSF, weights)
 
     def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
         """z; x, B and C; the steps."""
@@ -131,8 +127,12 @@ class Mamba2(Layer):
         return x.unflatten(-1, (self.heads, -1)), B.unflatten(-1, (self.groups, -1)), C.unflatten(-1, (self.groups, -1))
 
     def _delta(self, dt: Tensor, weights: _Weights) -> Tensor:
-        delta, (low, high) = F.softplus(dt.to(weights.dt_bias_H.dtype) + weights.dt_bias_H), self.shape.dt_limit
-        return delta.clamp(low, high) if (low, high) != (0.0, math.inf) else delta
+        return self.kernels.step_sizes(dt, weights.dt_bias_H, self.shape.dt_limit)
+
+    def _gated(self, y: Tensor, x: Tensor, z: Tensor, weights: _Weights) -> Tensor:
+        """The norm of (y + D x) silu(z), of each group: [..., F]."""
+        norm, epsilon = self.kernels.gated_norm, self.shape.norm_epsilon
+        return norm(y, x, z, weights.D_H, weights.norm_F, groups=self.groups, epsilon=epsilon)
 
     # ---- generation
 
@@ -165,7 +165,7 @@ class Mamba2(Layer):
         )
         state.index_copy_(0, slot_1, after_1HPN.to(state.dtype))
         conv.index_copy_(0, slot_1, torch.cat((before_1KC, xBC_SC[None]), 1)[:, -conv.shape[2] :].transpose(1, 2))
-        return gated_norm(y_1SHP[0], x_1SHP[0], z_SF, *self._of_norm(weights))
+        return self._gated(y_1SHP[0], x_1SHP[0], z_SF, weights)
 
     def _step(self, projected_BE: Tensor, weights: _Weights, states: RowStates) -> Tensor:
         """One token of each row."""
@@ -178,4 +178,4 @@ class Mamba2(Layer):
         y_BHP, after_BHPN = scan_step(x_BHP, delta_BH, A_H, B_BGN, C_BGN, state_BHPN=state[slot_B])
         conv.index_copy_(0, slot_B, window_BCK[..., 1:])
         state.index_copy_(0, slot_B, after_BHPN)
-        return gated_norm(y_BHP, x_BHP, z_BF, *self._of_norm(weights))
+        return self._gated(y_BHP, x_BHP, z_BF, weights)

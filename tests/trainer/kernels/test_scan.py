@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from trainer.kernels import triton_scan
-from trainer.kernels.scan import causal_conv, chunk_scan, scan_step
+from trainer.kernels.scan import causal_conv, chunk_scan, gated_norm, scan_step, step_sizes
 
 ROWS, HEADS, WIDTH, GROUPS, SIZE = 2, 4, 3, 2, 5
 
@@ -131,3 +132,31 @@ def test_the_triton_kernels_are_the_plain_scan(name):
         results.append((y.detach(), state.detach(), *torch.autograd.grad(y, inputs, dy.to(device, dtype))))
     for found, right in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_compiled_parts_of_a_mixer_are_the_plain_ones(documents: bool) -> None:
+    """Convolution, steps, gate and norm, with gradients; each is one graph, as a GPU compiles it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    draw = torch.Generator().manual_seed(1)
+    sizes, of_groups = [HEADS * WIDTH, HEADS * WIDTH + 2 * GROUPS * SIZE, HEADS], GROUPS * SIZE
+    shapes = [(ROWS, 9, sum(sizes)), (sizes[1], 4), (sizes[1],), (HEADS,), (HEADS,), (sizes[0],)]
+    inputs = [torch.randn(*shape, generator=draw).to(device).requires_grad_() for shape in shapes]
+    document = (torch.arange(9, device=device) // 4).expand(ROWS, -1) if documents else None
+
+    def mixed(*functions: Callable[..., Tensor]) -> Tensor:
+        conv, steps, norm = functions
+        z, xBC, dt = inputs[0].bfloat16().split(sizes, -1)
+        x, B, C = conv(xBC, *inputs[1:3], document_BS=document).split([sizes[0], of_groups, of_groups], -1)
+        x = x.unflatten(-1, (HEADS, -1))
+        y = x.float() * steps(dt, inputs[3], (0.0, 0.8))[..., None] + (B * C).float().sum()
+        out: Tensor = norm(y, x, z, *inputs[4:], groups=GROUPS, epsilon=1e-5)
+        return out
+
+    plain = causal_conv, step_sizes, gated_norm
+    expected, got = mixed(*plain), mixed(*(torch.compile(f, backend=backend, fullgraph=True) for f in plain))
+    seed = torch.randn(expected.shape, generator=draw).to(expected)
+    parts = [(result, *torch.autograd.grad(result, inputs, seed)) for result in (got, expected)]
+    for a, b in zip(*parts, strict=True):
+        assert float((a - b).detach().norm()) <= 1e-2 * float(b.detach().norm())
