@@ -130,6 +130,41 @@ def chunk_scan(
     return y.reshape(rows, -1, heads, width)[:, :length], state.reshape(rows, heads, width, size)
 
 
+def end_state(
+    x_BSHP: Tensor, delta_BSH: Tensor, A_H: Tensor, B_BSGN: Tensor, *, document_BS: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What tokens add to the state after the last one [B, H, P, N], and the log of what remains of one before [B, H].
+
+    Both in the dtype of delta; the product is one of the dtype of x. See `chunk_scan`.
+    """
+    groups = B_BSGN.shape[2]
+    log_BSH = delta_BSH * A_H
+    after_BSH = log_BSH.flip(1).cumsum(1).flip(1) - log_BSH
+    weight_BSH = after_BSH.exp() * delta_BSH
+    if document_BS is not None:
+        weight_BSH = weight_BSH * (document_BS == document_BS[:, -1:])[..., None]
+    inputs = (x_BSHP * weight_BSH[..., None]).to(x_BSHP.dtype).unflatten(2, (groups, -1))
+    state_BHPN = torch.einsum("bsgrp,bsgn->bgrpn", inputs, B_BSGN.to(x_BSHP.dtype)).flatten(1, 2)
+    return state_BHPN.to(delta_BSH.dtype), log_BSH.sum(1)
+
+
+def read_state(
+    state_BHPN: Tensor, delta_BSH: Tensor, A_H: Tensor, C_BSGN: Tensor, *, same_BS: Tensor | None = None
+) -> Tensor:
+    """What a state before the first token adds to the results of tokens: [B, S, H, P], in the dtype of delta.
+
+    Args:
+        same_BS: which tokens belong to the document of the state; None: all.
+    """
+    groups, dtype = C_BSGN.shape[2], C_BSGN.dtype
+    remains_BSH = (delta_BSH * A_H).cumsum(1).exp()
+    if same_BS is not None:
+        remains_BSH = remains_BSH * same_BS[..., None]
+    state = state_BHPN.to(dtype).unflatten(1, (groups, -1))
+    read_BSHP = torch.einsum("bsgn,bgrpn->bsgrp", C_BSGN, state).flatten(2, 3)
+    return read_BSHP.to(delta_BSH.dtype) * remains_BSH[..., None]
+
+
 def scan_step(
     x_BHP: Tensor, delta_BH: Tensor, A_H: Tensor, B_BGN: Tensor, C_BGN: Tensor, *, state_BHPN: Tensor
 ) -> tuple[Tensor, Tensor]:

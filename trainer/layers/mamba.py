@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.kernels.scan import chunk_scan, scan_step
+from trainer.kernels.scan import chunk_scan, end_state, read_state, scan_step
 from trainer.kernels.table import Kernels
 from trainer.layers.attention import Sequences
 from trainer.layers.base import Layer, Parallel, as_input
+from trainer.layers.context_rows import ContextRows, RowChunks
 from trainer.layers.linear import Linear
 from trainer.layers.paged import RowStates
 from trainer.layers.recompute import keep_input
@@ -83,9 +84,9 @@ class Mamba2(Layer):
             return self.out_proj(self._generate(projected_NE, weights, sequences.states))
         document_BS = None
         if sequences.documents is not None:
-            document_BS = sequences.documents.numbers(sequences.batch, sequences.length)
+            document_BS = sequences.documents.numbers(sequences.batch, sequences.row_length)
         projected_BSE = projected_NE.view(sequences.batch, sequences.length, -1)
-        mix = functools.partial(self._mix, document_BS)
+        mix = functools.partial(self._mix, document_BS, sequences.context)
         mixed_BSF = keep_input(mix, projected_BSE, *weights) if self._again else mix(projected_BSE, *weights)
         return self.out_proj(mixed_BSF.flatten(0, 1))
 
@@ -99,22 +100,41 @@ class Mamba2(Layer):
             as_input(self.norm, "weight"),
         )
 
-    def _mix(self, document_BS: Tensor | None, projected_BSE: Tensor, *parts: Tensor) -> Tensor:
-        """From the first projection's output to the second's input: [B, S, F]."""
-        weights = _Weights(*parts)
+    def _mix(
+        self, document_BS: Tensor | None, context: ContextRows | None, projected_BSE: Tensor, *parts: Tensor
+    ) -> Tensor:
+        """From the first projection's output to the second's input: [B, S, F].
+
+        With context parallelism the documents are those of whole rows, and the two chunks of a row become two rows.
+        """
+        weights, chunks = _Weights(*parts), None
+        if context is not None:
+            chunks = RowChunks(context.cp, document_BS)
+            document_BS, projected_BSE = chunks.document_RS, chunks.split(projected_BSE)
         z_BSF, xBC_BSC, dt_BSH = self._split(projected_BSE)
-        xBC_BSC = self.kernels.causal_conv(xBC_BSC, weights.conv_CK, weights.bias_C, document_BS=document_BS)
+        xBC_BSC = self._convolved(xBC_BSC, weights, document_BS, chunks)
         x_BSHP, B_BSGN, C_BSGN = self._parts(xBC_BSC)
+        delta_BSH, A_H = self._delta(dt_BSH, weights), -weights.A_log_H.exp()
         y_BSHP, _ = self.kernels.chunk_scan(
-            x_BSHP,
-            self._delta(dt_BSH, weights),
-            -weights.A_log_H.exp(),
-            B_BSGN,
-            C_BSGN,
-            chunk=self.shape.chunk_size,
-            document_BS=document_BS,
+            x_BSHP, delta_BSH, A_H, B_BSGN, C_BSGN, chunk=self.shape.chunk_size, document_BS=document_BS
         )
+        if chunks is not None:
+            added_BHPN, log_BH = end_state(x_BSHP, delta_BSH, A_H, B_BSGN, document_BS=document_BS)
+            state_BHPN = chunks.states_before(added_BHPN, log_BH)
+            y_BSHP = y_BSHP + read_state(state_BHPN, delta_BSH, A_H, C_BSGN, same_BS=chunks.follows())
         return self._gated(y_BSHP, x_BSHP, z_BSF, weights)
+
+    def _convolved(
+        self, xBC_BSC: Tensor, weights: _Weights, document_BS: Tensor | None, chunks: RowChunks | None
+    ) -> Tensor:
+        convolve = functools.partial(self.kernels.causal_conv, weight_CK=weights.conv_CK, bias_C=weights.bias_C)
+        if chunks is None:
+            return convolve(xBC_BSC, document_BS=document_BS)
+        count = self.shape.conv_kernel - 1
+        xBC_BTC = torch.cat((chunks.tokens_before(xBC_BSC, count), xBC_BSC), 1)
+        if document_BS is not None:
+            document_BS = torch.cat((chunks.documents_before(count), document_BS), 1)
+        return convolve(xBC_BTC, document_BS=document_BS)[:, count:]
 
     def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
         """z; x, B and C; the steps."""

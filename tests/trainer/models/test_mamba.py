@@ -98,6 +98,10 @@ def _of_one_rank(documents: bool) -> Any:
     ("options", "ranks", "documents"),
     [
         ({"tp": 2, "pp": 2, "sequence_parallel": True}, 4, True),
+        ({"cp": 2}, 2, True),
+        pytest.param({"cp": 2}, 2, False, marks=SOAK),
+        pytest.param({"cp": 2, "tp": 2, "sequence_parallel": True}, 4, True, marks=SOAK),
+        pytest.param({"cp": 2, "pp": 2, "recompute": {"mode": "full"}}, 4, True, marks=SOAK),
         pytest.param({"tp": 2}, 2, False, marks=SOAK),
         pytest.param({"tp": 2}, 2, True, marks=SOAK),
         pytest.param({"pp": 2, "schedule": "zb_h1"}, 2, False, marks=SOAK),
@@ -286,7 +290,7 @@ def test_kept_bytes_are_those_that_a_plan_counts() -> None:
         (config_of("MM", tp=4), "model.mamba.num_groups=2 is not a multiple of mesh.tp=4"),
         (config_of("MM", mixer={"num_groups": 3}), "8 heads are not a multiple of model.mamba.num_groups=3"),
         (config_of("MM", mixer={"head_dim": 7}), "is not a multiple of model.mamba.head_dim=7"),
-        (config_of("MM", cp=2), 'mesh.cp=2 is not supported by model.family="mamba"'),
+        (config_of("MM", cp=4), "with mesh.cp=4 makes chunks of 2 tokens, fewer than the 3 before a token"),
         (config_of("MM", model={"block_norm": "both"}), 'model.block_norm="both" is not supported'),
         (config_of("MM", mixer={"dt_min": 0.2}), "model.mamba.dt_min=0.2 is above model.mamba.dt_max=0.1"),
         (

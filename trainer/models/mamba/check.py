@@ -86,10 +86,11 @@ def _unsupported(config: RunConfig) -> Iterator[str]:
     }
     for name in (name for name, is_set in refused.items() if is_set):
         yield f'model.{name} is not supported by model.family="mamba"; leave it out'
-    if config.mesh.cp > 1:
+    cp, length, width = config.mesh.cp, config.train.sequence_length, section_of(config).conv_kernel
+    if cp > 1 and "M" in pattern_of(config) and length // (2 * cp) < width - 1:
         yield (
-            f'mesh.cp={config.mesh.cp} is not supported by model.family="mamba", whose states pass from token to '
-            "token: set mesh.cp=1, or use mesh.tp"
+            f"train.sequence_length={length} with mesh.cp={cp} makes chunks of {length // (2 * cp)} tokens, fewer than "
+            f"the {width - 1} before a token that model.mamba.conv_kernel={width} reads; lower mesh.cp"
         )
 
 
