@@ -268,12 +268,17 @@ def test_a_plan_without_its_data_says_so(run_file: str, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(
     ("pattern", "absent"),
-    [("MM", {"head size", "hidden size of the MLP", "heads per rank", "key and value heads per rank"}), ("*-", set())],
+    [
+        ("MM", {"head size", "hidden size of the MLP", "heads per rank", "key and value heads per rank"}),
+        ("*E", {"hidden size of the MLP"}),
+        ("*-", set()),
+    ],
 )
 def test_a_plan_names_no_sizes_of_layers_that_are_not_there(
     run_file: str, pattern: str, absent: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     mixers = ["model.family=mamba", "model.position=none", f"model.mamba.pattern={pattern}", "model.mamba.head_dim=8"]
+    mixers += ["model.moe.num_experts=4", "model.moe.top_k=2"] if "E" in pattern else []
     assert main(["plan", run_file, "--ranks", "1", "model.num_layers=2", "model.mamba.num_groups=1", *mixers]) == 0
     names = {line.rsplit(maxsplit=1)[0] for line in capsys.readouterr().out.split("\n\n")[0].splitlines()}
     possible = {"head size", "hidden size of the MLP", "heads per rank", "key and value heads per rank"}

@@ -17,12 +17,12 @@ from trainer.models.gpt.shape import decode_state as attention_state
 Kind = Literal["mixer", "attention", "mlp", "experts"]
 LETTERS: dict[str, Kind] = {"M": "mixer", "*": "attention", "-": "mlp", "E": "experts"}
 _INITIAL = ("dt_min", "dt_max", "dt_floor")  # keys that decide the first weights only
-# Keys of [model] that have no effect in a model without attention, and without MLPs.
+# Keys of [model] that have no effect in a model without attention, and without MLPs and experts.
 _OF_ATTENTION = (
     "num_heads", "num_kv_heads", "head_dim", "qk_norm", "window", "window_interval", "attention_scale",
     "attention_softcap", "attention_sinks", "attention_dropout",
 )  # fmt: skip
-_OF_MLPS = ("ffn_hidden_size", "activation", "activation_clamp", "activation_offset")
+_OF_MLPS = ("activation", "activation_clamp", "activation_offset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +167,8 @@ def _with_effect(keys: dict[str, Any], shape: MambaShape) -> dict[str, Any]:
     idle: set[str] = set()
     if "*" not in shape.pattern:
         idle |= {*_OF_ATTENTION, *(name for name in keys if name.startswith("rope"))}
+    if "-" not in shape.pattern:
+        idle.add("ffn_hidden_size")
     if not {"-", "E"} & {*shape.pattern}:
         idle |= {*_OF_MLPS}
     return {name: value for name, value in keys.items() if name not in idle}
