@@ -90,7 +90,8 @@ class _Scan(torch.autograd.Function):
         _kernels().state_gradients[(blocks, heads, rows)](
             dy, log, C, documents, before, dafter, dtotal,
             length, chunks, heads, of_group, *C.stride()[:2],
-            DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, BLOCK_N=block_N, num_warps=WARPS["state_gradients"],
+            DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, BLOCK_N=block_N,
+            num_warps=WARPS["state_gradients"],
         )  # fmt: skip
         together = next(count for count in range(min(HEADS, of_group), 0, -1) if of_group % count == 0)
         dx, ddelta, dlog = (
