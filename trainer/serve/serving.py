@@ -127,5 +127,8 @@ async def serve(
 async def _announce(service: Service, text: str, tell: Callable[[str], None]) -> None:
     await service.ready.wait()
     size = f"{service.cache_bytes / 2**30:.1f} GiB on each rank"
-    tell(f"KV cache: {service.cache_tokens:,} tokens over all sequences, {size} (--cache-tokens)")
+    if service.cache_tokens:
+        tell(f"KV cache: {service.cache_tokens:,} tokens over all sequences, {size} (--cache-tokens)")
+    else:
+        tell(f"states of the sequences of a batch, of any length: {size} (--max-batch)")
     tell(text)

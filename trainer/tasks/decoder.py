@@ -49,6 +49,8 @@ class Decoder:
 
     Attributes:
         table: the pages of each row. capacity: tokens that a row can have.
+        keeps_tokens: whether blocks of any stage keep something of each token. Without any, the pages have no tensors:
+            they only limit the tokens of rows.
         restart: tokens beyond which a row is "long": see `DecodeState`; the context if there is no such length.
         records: whether decoding is recorded as CUDA graphs, for 1, 2, 4, ... rows; the same on all ranks.
 
@@ -73,6 +75,7 @@ class Decoder:
         of_rows = {block: state for block, state in every.items() if state.per == "row"}
         self.restart = min((state.restart or model.context for state in states.values()), default=model.context)
         lasts = self._lasts(states)
+        self.keeps_tokens, lasts = bool(lasts), lasts or [0]
         like = next(model.module.parameters())
         page_bytes = dict.fromkeys(lasts, 0)
         for state in states.values():
@@ -383,15 +386,12 @@ class Decoder:
         return 0 if state.last is None or state.last >= self.model.context else state.last
 
     def _lasts(self, states: Mapping[int, DecodeState]) -> list[int]:
-        """Those of the blocks of all stages, so that every rank has the same tables; 0 comes first.
-
-        If no block keeps tokens, the pages of 0 have no tensors: they only limit the tokens of rows.
-        """
+        """Those of the blocks of all stages, so that every rank has the same tables; 0 comes first."""
         flags = torch.zeros(self.model.context, device=self.model.world.device)
         for state in states.values():
             flags[self._last(state)] = 1
         all_reduce_(flags, self.model.world.groups["pp"], op="max")
-        return [int(last) for last in flags.nonzero().flatten().tolist()] or [0]
+        return [int(last) for last in flags.nonzero().flatten().tolist()]
 
     def _page_counts(self, pages: int, lasts: Sequence[int], max_rows: int) -> dict[int, int]:
         """Pages of each pool: as given, but no more than the windows of all rows need."""

@@ -160,7 +160,8 @@ class Engine:
         longest: tokens that a row will have; None: those of the model's context.
 
     Attributes:
-        capacity: tokens that a row can have. cache_tokens: that the cache has for all rows. cache_bytes: on this rank.
+        capacity: tokens that a row can have. cache_bytes: on this rank.
+        cache_tokens: that the cache has for all rows; 0: the model keeps states of rows alone.
     """
 
     def __init__(
@@ -190,7 +191,8 @@ class Engine:
         )
         self.capacity = self._decoder.capacity
         self._table = self._decoder.table
-        self.cache_tokens = max(pool.pages for pool in self._table.pools) * page_tokens
+        pages = max(pool.pages for pool in self._table.pools)
+        self.cache_tokens = pages * page_tokens if self._decoder.keeps_tokens else 0
         self.cache_bytes = self._decoder.cache_bytes
         self._waiting, self._running = deque[_Row](), list[_Row]()  # both in the order of arrival
         self._cancelled = list[Token]()

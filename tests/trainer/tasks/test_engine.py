@@ -152,6 +152,7 @@ def _against_twin(context, name):
         compare(run(engine, asked), wanted)
         assert engine.load() == Load(0, 0, 0, engine.load().pages)
     engine = Engine(model, cache_tokens=60, max_batch=4, page_tokens=4)
+    assert engine.cache_tokens == (0 if name == "mixers" else 60) and engine.cache_bytes > 0
     engine._lags = True  # as on a GPU: tokens of a step are read while the next one runs
     compare(run(engine, asked), wanted)
     return {reason for *_, (reason,) in run(Engine(model, max_batch=16), asked).values()}
