@@ -44,4 +44,6 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     facts = dict(result.summary)
     lines = [text_of(result, rows_only=arguments.rows_only)]
     lines += [sentence(f"scores, {name}", facts[name]) for name in ("all", "kept")]
+    if missing := facts["kept"]["count"] - result.kept:
+        lines.append(f"{missing} of the kept scores name no row of the input")
     console.result("\n".join(lines), {**facts_of(result), "scores": facts})

@@ -34,7 +34,7 @@ _OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch", "
 _STEPS = ("sequence_length", "global_batch", "batch_ramp", "batch_schedule", "micro_batch")
 _LENGTHS = ("steps", "samples", "tokens")
 _EVALUATION = ("evaluate", "eval_interval", "eval_samples")
-_TRAIN = (*_STEPS, *_LENGTHS, *_EVALUATION, "exit_interval", "loss_average", "log_interval")
+_TRAIN = (*_STEPS, *_LENGTHS, *_EVALUATION, "exit_interval", "loss_average", "log_interval", "dpo_beta")
 _CHECKPOINTS = {("mtrain-checkpoint", 1), ("mtrain-checkpoint", 2)}
 
 

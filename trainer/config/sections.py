@@ -602,9 +602,7 @@ class TrainSection:
 
     sequence_length: Positive  # tokens per sample
     global_batch: Positive  # samples per step, over all ranks
-    dpo_beta: PositiveAmount | None = (
-        None  # kind pairs: beta of DPO, how much the first weights hold the model back; not set: 0.1
-    )
+    dpo_beta: PositiveAmount = 0.1  # kind pairs: beta of DPO, how much the first weights hold the model back
     loss_average: Literal["token", "megatron"] = (
         "token"  # loss averaging: over all loss tokens of the step; megatron: mean of the microbatch means
     )

@@ -326,7 +326,7 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
         yield f'data.longer="{data.longer}" applies only to data.kind {kinds}; leave it out'
     if data.kind == "pairs" and config.model.mtp is not None:
         yield 'data.kind="pairs" trains no layers of later tokens; leave [model.mtp] out'
-    if config.train.dpo_beta is not None and data.kind != "pairs":
+    if config.train.dpo_beta != TrainSection.__dataclass_fields__["dpo_beta"].default and data.kind != "pairs":
         yield f'train.dpo_beta={config.train.dpo_beta:g} applies only to data.kind="pairs"; leave it out'
     if data.document_masks and data.kind in NO_DOCUMENT_MASKS:
         yield f"data.document_masks=true {NO_DOCUMENT_MASKS[data.kind]}; set it to false"

@@ -35,7 +35,6 @@ from trainer.tasks.in_training import FixedTask, Prompt, read_prompts, read_task
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 CHECKED_ROWS = 32  # the same for checking the spans of T5
 MOST_ENDS_INSIDE = 0.5  # share of BERT's rows
-DPO_BETA = 0.1  # as in the paper's experiments, and in trl
 TOKENS_MULTIPLE = 128  # of the tokens that a BERT, and its head, computes on a GPU: few sizes, and of whole tiles
 
 
@@ -246,7 +245,7 @@ def to_device(
     skipped: np.ndarray | None = None,
     multiple: int = 0,
     reference: np.ndarray | None = None,
-    beta: float = DPO_BETA,
+    beta: float = 0.1,
 ) -> Microbatch:
     """Check the ids and move one microbatch to the device.
 

@@ -58,7 +58,7 @@ from trainer.pipeline.executor import Executor
 from trainer.pipeline.graphs import StageGraphs
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
-from trainer.run.data import DPO_BETA, TOKENS_MULTIPLE, References, numbered_conversations, to_device
+from trainer.run.data import TOKENS_MULTIPLE, References, numbered_conversations, to_device
 from trainer.run.run_folder import versions
 from trainer.run.step_report import NO_LIMITS, Moment, PendingReport, SpikeLimits, mean, numbers_beside
 
@@ -206,7 +206,7 @@ class Engine:
             skipped=skipped,
             multiple=self._real_multiple,
             reference=reference,
-            beta=self.config.train.dpo_beta or DPO_BETA,
+            beta=self.config.train.dpo_beta,
         )
 
     @property

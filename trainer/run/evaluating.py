@@ -23,7 +23,7 @@ from mdata.loader.loader import collate
 from mdata.progress import SILENT, Progress
 from trainer.models.family import family_of
 from trainer.models.stage import NO_PAIR, Microbatch
-from trainer.run.data import DPO_BETA, evaluation_batches, to_device
+from trainer.run.data import evaluation_batches, to_device
 from trainer.run.engine import EVALUATED_PER_RANK, Engine
 from trainer.tasks.classify import Predicted, class_names
 from trainer.tasks.in_training import Prompt
@@ -62,7 +62,7 @@ def evaluate_sets(
                 vocab_size=plan.vocab_size,
                 cp=engine.cp,
                 reference=None if engine.references is None else engine.references.of(dataset, batch),
-                beta=engine.config.train.dpo_beta or DPO_BETA,
+                beta=engine.config.train.dpo_beta,
             )
 
         for batch in evaluation_batches(dataset, samples, micro_batch=plan.micro_batch, dp=dp):

@@ -507,7 +507,7 @@ def test_every_key_of_a_configuration_is_known_here():
     """A key that is added to [data] or [train] has to be thought of: it may decide what is read."""
     refused = {"fim", "bert", "t5", "classify"}  # runs with such a section, or with pairs, have a data.json
     assert {field.name for field in dataclasses.fields(DataSection)} - refused <= {*OPTION_KEYS, *_OTHER_DATA}
-    assert {field.name for field in dataclasses.fields(TrainSection)} - {"dpo_beta"} <= set(_TRAIN)
+    assert {field.name for field in dataclasses.fields(TrainSection)} <= set(_TRAIN)
 
 
 def test_folders_that_are_damaged_or_none(legacy, tmp_path, monkeypatch):
