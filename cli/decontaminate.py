@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 
-from mdata.cleaning.decontaminate import DecontaminateRules, decontaminate
+from mdata.cleaning.decontaminate import DecontaminateRules, decontaminate, decontaminate_work, join_parts
+from mdata.cleaning.text_job import TextJobOptions, TextWork
+from mdata.errors import UsageError
 
 from .console import Console, Parser
 from .text_job_options import add_text_job, facts_of, text_job_of, text_of
@@ -41,18 +43,33 @@ def add_arguments(parser: Parser) -> None:
     add("--compat", choices=("openwebtext",), help="the bytes of Megatron-LM's filter_ngrams.py, with --mode split")
     frequent = "--compat: n-grams in so many texts stay (default: 10)"
     add("--key-threshold", type=int, default=default.key_threshold, metavar="N", help=frequent)
+    add("--parts", type=int, metavar="N", help="only join the reports of N finished parts, as mdata launch does last")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `decontaminate` and print what was found of each test set."""
-    options = text_job_of(arguments)
-    rules = DecontaminateRules(
+def _rules_of(arguments: argparse.Namespace) -> DecontaminateRules:
+    return DecontaminateRules(
         against=tuple(arguments.against),
         against_keys=tuple(arguments.against_keys),
         **{name: getattr(arguments, name) for name in _NAMES},
     )
+
+
+def work_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, TextWork]:
+    """The options and the work, for `mdata launch`."""
+    if arguments.parts is not None:
+        raise UsageError("the launcher joins the reports of the parts", fix="leave --parts of decontaminate out")
+    options = text_job_of(arguments)
+    return options, decontaminate_work(options, _rules_of(arguments), in_parts=True)
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `decontaminate` and print what was found of each test set."""
+    options, rules = text_job_of(arguments), _rules_of(arguments)
     with console.progress() as progress:
-        result = decontaminate(options, rules, progress)
+        if arguments.parts is None:
+            result = decontaminate(options, rules, progress)
+        else:
+            result = join_parts(options, rules, arguments.parts, progress)
     sets = result.summary.get("sets", [])
     lines = []
     for one in sets:

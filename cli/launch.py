@@ -1,8 +1,8 @@
 r"""Run a command of mdata in parts: on this machine, as Slurm array jobs, or on a Ray cluster.
 
-preprocess is run in parts, which are then merged; clean and extract in parts; dedup in stages, one after the other,
-each in tasks. Run the same command again to start what is missing. State and logs are in PREFIX.job or FOLDER.job; see
-mdata status, mdata tail.
+preprocess is run in parts, which are then merged; clean, extract and decontaminate in parts; dedup in stages, one
+after the other, each in tasks. Run the same command again to start what is missing. State and logs are in PREFIX.job
+or FOLDER.job; see mdata status, mdata tail.
 
 Examples:
   mdata launch local --parts 8 --at-once 2 -- preprocess --input web.jsonl --output-prefix big \
@@ -16,12 +16,12 @@ from __future__ import annotations
 import argparse
 
 import mdata
-from mdata.launching.job_folder import MERGE, TEXT_JOBS, Job, Phase, discard_unstarted, launching, save_job
+from mdata.launching.job_folder import MERGE, Job, Phase, discard_unstarted, launching, save_job
 from mdata.launching.plan_launch import plan_dedup, plan_launch, plan_text_job
 from mdata.progress import Progress
 from mdata.util.machine_limits import usable_cores
 
-from . import clean, dedup, extract, preprocess
+from . import clean, decontaminate, dedup, extract, preprocess
 from .console import Console, Parser
 
 TAKES_COMMAND = True
@@ -32,7 +32,8 @@ def add_arguments(parser: Parser) -> None:
     """The engine and its resources; the command follows after --."""
     add = parser.add_argument
     parser.usage = (
-        f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess|dedup|clean|extract --input PATH ..."
+        f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess|dedup|clean|extract|decontaminate"
+        " --input PATH ..."
     )
     add("engine", choices=("local", "slurm", "ray"), help="what runs the parts")
     add("--parts", type=int, required=True, metavar="N", help="number of parts")
@@ -96,7 +97,8 @@ def _launch(arguments: argparse.Namespace, job: Job, steps: Steps, *, progress: 
 def _plan(arguments: argparse.Namespace, progress: Progress) -> Job:
     """The job of the command."""
     words = arguments.command
-    commands = {"preprocess": preprocess, "dedup": dedup, "clean": clean, "extract": extract}
+    text_jobs = {"clean": clean, "extract": extract, "decontaminate": decontaminate}
+    commands = {"preprocess": preprocess, "dedup": dedup, **text_jobs}
     command = commands.get(words[0]) if words else None
     if command is None:
         raise mdata.UsageError(
@@ -113,8 +115,8 @@ def _plan(arguments: argparse.Namespace, progress: Progress) -> Job:
         return plan_dedup(
             words, dedup.options_of(parsed), num_parts=arguments.parts, ranges=arguments.ranges, progress=progress
         )
-    if words[0] in TEXT_JOBS:
-        job, work = (clean if words[0] == "clean" else extract).work_of(parsed)
+    if text_job := text_jobs.get(words[0]):
+        job, work = text_job.work_of(parsed)
         return plan_text_job(words, job, work, num_parts=arguments.parts, progress=progress)
     if parsed.dry_run:
         raise mdata.UsageError("--dry-run writes nothing, so there are no parts to launch", fix="run it by itself")

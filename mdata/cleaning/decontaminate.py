@@ -25,7 +25,17 @@ from blake3 import blake3
 
 from mdata import _core
 from mdata.cleaning.openwebtext_ngrams import OpenWebTextNgrams, Pieces, dumped
-from mdata.cleaning.text_job import BLOCK_BYTES, KEEP, Edit, TextBatch, TextJobOptions, TextJobResult, run_text_job
+from mdata.cleaning.text_job import (
+    BLOCK_BYTES,
+    KEEP,
+    Edit,
+    TextBatch,
+    TextJobOptions,
+    TextJobResult,
+    TextWork,
+    join_reports,
+    run_text_job,
+)
 from mdata.errors import UsageError
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import chunks, read_chunk
@@ -122,6 +132,8 @@ class _Decontaminate:
     """See `TextWork`."""
 
     rules: DecontaminateRules
+    # The report of a part names the items that were found, so that none counts twice.
+    names_items: bool = False
     index: _core.NgramIndex | None = None
     # The number of the first item of each set.
     firsts: Sequence[int] = ()
@@ -144,7 +156,7 @@ class _Decontaminate:
         return load_item_sets(self.rules)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"rules": self.rules, "index": None, "firsts": ()}
+        return {"rules": self.rules, "names_items": self.names_items, "index": None, "firsts": ()}
 
     def record(self) -> dict[str, Any]:
         names: tuple[str, ...] = ("against_keys", "ngram", "min_ngram", "mode")
@@ -191,7 +203,15 @@ class _Decontaminate:
             rows = counts[f"rows {number}"]
             sets.append({"name": one.name, "items": len(one.items), "found": hit, "share": share, "rows": rows})
             first = last
-        return {"sets": sets}
+        return {"sets": sets, **({"items": sorted(found.tolist())} if self.names_items else {})}
+
+    def join(self, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The summary of all parts."""
+        counts = Counter[str]()
+        for summary in summaries:
+            counts.update(f"item {item}" for item in summary["items"])
+            counts.update({f"rows {number}": one["rows"] for number, one in enumerate(summary["sets"])})
+        return replace(self, names_items=False).summary(counts)
 
 
 def _counted(numbers: Any) -> list[tuple[int, int]]:
@@ -320,12 +340,9 @@ def decontaminate(options: TextJobOptions, rules: DecontaminateRules, progress: 
         BadInputError: a bad row, compressed data or parquet is damaged.
         ResourceError: the disk or memory ran out; run again to continue.
     """
-    if options.rows_only and rules.mode != "drop":
-        raise UsageError(f"rows_only says which rows fall, and mode={rules.mode} lets them stay", fix="mode=drop")
-    if rules.compat is None:
-        return run_text_job(options, _Decontaminate(rules), progress)
-    if options.shard is not None:
-        raise UsageError("OpenWebText counts n-grams in all texts, which shard divides", fix="leave one of them out")
+    if rules.compat is None or options.shard is not None:
+        return run_text_job(options, decontaminate_work(options, rules), progress)
+    _check_rows_only(options, rules)
     folder = Path(options.output) / COUNTS
     if (folder.parent / "decontaminate.report").exists():
         return run_text_job(options, _OpenWebText(rules), progress)
@@ -338,3 +355,38 @@ def decontaminate(options: TextJobOptions, rules: DecontaminateRules, progress: 
     result = run_text_job(options, _OpenWebText(rules, counts=counted.summary["counts"]), progress)
     shutil.rmtree(folder)
     return result
+
+
+def decontaminate_work(options: TextJobOptions, rules: DecontaminateRules, *, in_parts: bool = False) -> TextWork:
+    """The work on the texts of a job, or of its parts.
+
+    Raises:
+        UsageError: options and rules that do not go together.
+    """
+    _check_rows_only(options, rules)
+    in_parts |= options.shard is not None
+    if rules.compat is not None and in_parts:
+        raise UsageError(
+            "OpenWebText counts n-grams in all texts, which parts divide", fix="leave --compat or --shard out"
+        )
+    return _Decontaminate(rules, names_items=in_parts)
+
+
+def join_parts(
+    options: TextJobOptions, rules: DecontaminateRules, num_parts: int, progress: Progress = SILENT
+) -> TextJobResult:
+    """Write one report for a job of finished parts: an item that several parts found counts once.
+
+    Raises:
+        UsageError: a part is not finished, is of other input or options, or the folder holds another result.
+    """
+    if options.shard is not None:
+        raise UsageError(f"shard={options.shard} is one part", fix="leave it out to join the reports of all")
+    work = decontaminate_work(options, rules, in_parts=True)
+    assert isinstance(work, _Decontaminate), "compat is refused"
+    return join_reports(options, work, num_parts, work.join, progress)
+
+
+def _check_rows_only(options: TextJobOptions, rules: DecontaminateRules) -> None:
+    if options.rows_only and rules.mode != "drop":
+        raise UsageError(f"rows_only says which rows fall, and mode={rules.mode} lets them stay", fix="mode=drop")

@@ -457,7 +457,7 @@ def run_text_job(options: TextJobOptions, work: TextWork, progress: Progress = S
         folder.mkdir(parents=True, exist_ok=True)
         held = f"another mdata {work.name} writes to this folder", "wait for it to end"
         with file_lock.hold(folder / LOCK, remove=True, held=held):
-            job = _TextJob(options, work, files, folder=folder, progress=progress)
+            job = _TextJob(options, work, files, folder, progress)
             return job.finished() or job.run()
 
 
@@ -473,8 +473,42 @@ def check_parts(options: TextJobOptions, work: TextWork, count: int, progress: P
         of_part, sources = _part_of(part, files)
         folder = Path(of_part.output)
         if number == 1 or (folder / f"{work.name}.report").exists():
-            _TextJob(of_part, work, sources, folder=folder, progress=progress).report_facts()
+            _TextJob(of_part, work, sources, folder, progress).report_facts()
     return sum(file.size_bytes for file in files)
+
+
+def join_reports(
+    options: TextJobOptions,
+    work: TextWork,
+    num_parts: int,
+    join: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]],
+    progress: Progress = SILENT,
+) -> TextJobResult:
+    """Write the report of a job of finished parts beside their folders; `join` makes one summary of theirs.
+
+    Raises:
+        UsageError: a part is not finished, is of other input or options, or the folder holds another result.
+    """
+    whole = _TextJob(options, work, files := _inputs(options, work, progress), Path(options.output), progress)
+    whole.made_of["parts"] = num_parts
+    whole.report_facts()
+    results, outputs = list[dict[str, Any]](), list[dict[str, Any]]()
+    for number in range(1, num_parts + 1):
+        of_part, sources = _part_of(replace(options, shard=f"{number}/{num_parts}"), files)
+        part = _TextJob(of_part, work, sources, Path(of_part.output), progress)
+        facts = part.report_facts()
+        if facts is None:
+            raise UsageError(
+                f"part {number} of {num_parts} is not finished", found=f"no {part.report}", fix="run it first"
+            )
+        results.append(facts["result"])
+        outputs += [file | {"output": f"{part.folder.name}/{file['output']}"} for file in facts["files"]]
+    removed = sum((Counter(result["removed"]) for result in results), Counter[str]())
+    counted = {name: sum(result[name] for result in results) for name in ("rows", "kept", "changed", "bad", "filtered")}
+    summary = join([result["summary"] for result in results])
+    joined = {**counted, "removed": dict(sorted(removed.items())), "summary": summary}
+    whole.write_report(joined, outputs)
+    return TextJobResult(whole.folder, **joined)
 
 
 def _inputs(options: TextJobOptions, work: TextWork, progress: Progress) -> Sequence[SourceFile]:
@@ -517,7 +551,6 @@ class _TextJob:
         options: TextJobOptions,
         work: TextWork,
         files: Sequence[SourceFile],
-        *,
         folder: Path,
         progress: Progress,
     ) -> None:
@@ -627,17 +660,25 @@ class _TextJob:
             "filtered": state.filtered,
             "summary": self.work.summary(state.counts),
         }
-        facts = {"made_by": f"mdata {__version__}", "made_of": self.made_of}
         if self.options.rows_only:
             gone = np.fromfile(atomic_io.partial_path(self.scratch / "rows"), np.uint8).view(np.bool_)
             read = np.fromfile(atomic_io.partial_path(self.scratch / "chunks"), CHUNK)
-            write_row_set(self.folder, state.files, gone, chunks=read, chunk_bytes=BLOCK_BYTES, facts=facts)
+            write_row_set(self.folder, state.files, gone, chunks=read, chunk_bytes=BLOCK_BYTES, facts=self.facts)
         outputs = self.names if self.writes else []
         files = [asdict(file) | {"output": name} for file, name in zip(state.files, outputs, strict=False)]
-        text = json.dumps({**facts, "result": result, "files": files}, indent=1) + "\n"
-        atomic_io.atomic_write(self.report, text.encode())
+        self.write_report(result, files)
         shutil.rmtree(self.scratch)
         return TextJobResult(self.folder, **result)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What made the result."""
+        return {"made_by": f"mdata {__version__}", "made_of": self.made_of}
+
+    def write_report(self, result: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> None:
+        """Write the report, which makes the folder complete."""
+        text = json.dumps({**self.facts, "result": result, "files": files}, indent=1) + "\n"
+        atomic_io.atomic_write(self.report, text.encode())
 
 
 class _Writer:

@@ -31,9 +31,9 @@ from mdata.util.commands import command_line
 
 MERGE = 0
 """The number under which the merge has a state and a log, beside the parts from 1."""
-SINGLE_TASKS = ("merge", "group")
+SINGLE_TASKS = ("merge", "group", "report")
 """Phases that always have one task."""
-TEXT_JOBS = ("clean", "extract")
+TEXT_JOBS = ("clean", "extract", "decontaminate")
 """Commands that read texts or pages and write texts, each part into a folder of its own."""
 MergeHow = Literal["reference", "copy", "none"]
 
@@ -139,7 +139,10 @@ class Job:
         """What is run, in this order."""
         if self.dedup is not None:
             return tuple(self._dedup_phases(self.dedup))
-        parts = Phase("part", range(1, self.num_parts + 1), self._words_of_part, self.done_parts)
+        last = self.num_parts
+        parts = Phase("part", range(1, last + 1), self._words_of_part, self.done_parts)
+        if self.words[0] == "decontaminate":
+            return parts, Phase("report", range(last + 1, last + 2), self._words_of_report, self._done_report)
         merged = lambda: frozenset([MERGE] if self.is_merged() else ())  # noqa: E731
         merge = Phase("merge", range(MERGE, MERGE + 1), self._words_of_merge, merged)
         return (parts,) if self.merge == "none" else (parts, merge)
@@ -192,6 +195,13 @@ class Job:
 
     def _words_of_merge(self, _: int) -> list[str]:
         return ["merge", self.output_prefix, "--parts", str(self.num_parts), *["--copy"] * (self.merge == "copy")]
+
+    def _words_of_report(self, _: int) -> list[str]:
+        return [*self.words, "--parts", str(self.num_parts)]
+
+    def _done_report(self) -> frozenset[int]:
+        done = self._is_file(f"{self.output_prefix}/decontaminate.report")
+        return frozenset([self.num_parts + 1] if done else ())
 
     def _called(self, number: int) -> str:
         return "merge" if number == MERGE else self.phase_of(number).called(number)

@@ -103,7 +103,7 @@ def plan_text_job(
     """The job that a command on texts makes in so many parts; each has a folder of its own below the output.
 
     Args:
-        words: of the command line, "clean" or "extract" first.
+        words: of the command line, one of TEXT_JOBS first.
         options, work: what they mean.
         num_parts: how many parts.
         progress: receives notes on inputs.

@@ -212,6 +212,52 @@ def test_what_would_fail_in_every_part_of_clean_fails_once(here, capsys, words, 
     assert message in capsys.readouterr().err and not (here / "out").exists()
 
 
+def test_parts_of_decontaminate_end_in_one_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    item, other = "one two three four five six seven eight", "eight seven six five four three two one"
+    for name, texts in {"a": [item, "x"], "b": [item.upper(), "y"]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in (item, other)))
+    words = ["decontaminate", "--input", "a.jsonl", "b.jsonl", "--against", "eval.jsonl", "--output"]
+    launched = ["launch", "local", "--parts", "2", "--", *words, "out"]
+    assert main(launched) == 0
+    assert "3 of 3 tasks were run; all are done" in capsys.readouterr().out
+    assert main([*words, "whole"]) == 0
+    # Both parts found the first item, which counts once.
+    assert "eval: 1 of 2 items (50.00 %) in 2 rows" in capsys.readouterr().out
+    whole, joined = (json.loads((tmp_path / name / "decontaminate.report").read_text()) for name in ("whole", "out"))
+    assert whole["result"] == joined["result"]
+    paths = [tmp_path / "out" / file["output"] for file in joined["files"]]
+    assert b"".join(path.read_bytes() for path in paths) == b'{"text": "x"}\n{"text": "y"}\n'
+    report = (tmp_path / "out/decontaminate.report").read_bytes()
+    (tmp_path / "out/part-00002-of-00002/decontaminate.report").unlink()
+    assert main([*words, "out", "--parts", "2"]) == 2
+    assert "part 2 of 2 is not finished" in capsys.readouterr().err
+    assert main(["status", "out"]) == 0
+    assert "2 parts: 1 done, 1 failed\nreport: 1 done\n" in capsys.readouterr().out
+    assert main(launched) == 0  # the report after the part, although there is one
+    assert "2 of 3 tasks were run" in capsys.readouterr().out
+    assert (tmp_path / "out/decontaminate.report").read_bytes() == report
+    assert main(launched) == 0 and "nothing is left to do" in capsys.readouterr().out
+    assert main([*words, "out", "--parts", "2", "--ngram", "9"]) == 2
+    assert "holds the result of other input or options" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mode", "split", "--compat", "openwebtext"], "OpenWebText counts n-grams in all texts"),
+        (["--parts", "2"], "the launcher joins the reports"),
+        (["--mode", "report", "--rows-only"], "rows_only says which rows fall"),
+    ],
+)
+def test_what_parts_of_decontaminate_cannot_do(here, capsys, words, message):
+    (here / "eval.jsonl").write_text('{"text": "one two three four five six seven eight"}\n')
+    command = ["--", "decontaminate", "--input", "in", "--against", "eval.jsonl", "--output", "out", *words]
+    assert main(["launch", "local", "--parts", "2", *command]) == 2
+    assert message in capsys.readouterr().err and not (here / "out").exists()
+
+
 class Queue:
     """Slurm's answers: what is submitted stays queued until it is ended or cancelled."""
 
