@@ -31,6 +31,7 @@ _TYPE_OPTIONS = MappingProxyType(
         "TikTokenizer": (_SPECIAL, _IN_TEXT, "--vocab-size", "--tiktoken-pattern", "--tiktoken-num-special-tokens"),
         "NullTokenizer": ("--vocab-size", "--null-tokenizer-eod-id", _COMPAT),
         "ByteTokenizer": (),
+        "RWKVTokenizer": (),
     }
 )
 

@@ -464,6 +464,20 @@ class WordPiece:
         space_in_pretokenizer, and unsettled.
         """
 
+class GreedyTrie:
+    """From the left, the longest entry that the UTF-8 of a text goes on with; immutable.
+
+    Args:
+        ids: entry -> id; every single byte must be an entry.
+
+    Raises:
+        ValueError: a byte has no entry.
+    """
+
+    def __init__(self, ids: dict[bytes, int]) -> None: ...
+    def encode(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of all texts, and the number of ids of each. UnicodeEncodeError for a lone surrogate."""
+
 class SentencePiece:
     """BPE of a SentencePiece model, with a word cache in bounded memory. See mdata_cpp/sentencepiece.hpp.
 

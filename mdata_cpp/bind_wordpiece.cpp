@@ -1,8 +1,9 @@
-// Python bindings of wordpiece.hpp (WordPiece); documented in mdata/_core.pyi.
+// Python bindings of wordpiece.hpp (WordPiece) and of a trie alone (GreedyTrie); documented in mdata/_core.pyi.
 #include "bindings.hpp"
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <memory>
@@ -59,6 +60,35 @@ py::tuple encode(const wp::Encoder& encoder, const py::list& texts, const std::v
                           mdata::as_array(std::move(batch.left)));
 }
 
+std::unique_ptr<wp::Trie> make_trie(const py::dict& ids) {
+    std::vector<wp::Item> items;
+    std::vector<bool> has_entry(256);
+    for (const auto& [token, id] : ids) {
+        items.push_back({token.cast<std::string_view>(), id.cast<std::int32_t>()});
+        const std::string_view text = items.back().text;
+        if (text.size() == 1) has_entry[static_cast<unsigned char>(text[0])] = true;
+    }
+    if (std::find(has_entry.begin(), has_entry.end(), false) != has_entry.end())
+        throw std::invalid_argument("a byte has no entry");
+    const py::gil_scoped_release unlocked;
+    return std::make_unique<wp::Trie>(items);
+}
+
+py::tuple encode_longest(const wp::Trie& trie, const py::list& texts) {
+    const auto views = mdata::utf8_of(texts);
+    std::vector<std::int32_t> ids;
+    std::vector<std::int64_t> lengths;
+    {
+        const py::gil_scoped_release unlocked;
+        for (const std::string_view text : views) {
+            const std::size_t before = ids.size();
+            wp::append_longest(trie, text, ids);
+            lengths.push_back(static_cast<std::int64_t>(ids.size() - before));
+        }
+    }
+    return py::make_tuple(mdata::as_array(std::move(ids)), mdata::as_array(std::move(lengths)));
+}
+
 std::optional<std::vector<std::string>> words(const wp::Encoder& encoder, const std::string& text) {
     std::vector<std::string> found;
     if (!encoder.words(text, found)) return std::nullopt;
@@ -93,4 +123,7 @@ void mdata::bind_wordpiece(pybind11::module_& module) {
         .def("encode", &encode, py::arg("texts"), py::arg("before"), py::arg("after"))
         .def("words", &words, py::arg("text"))
         .def_static("classes", &classes);
+    py::class_<wp::Trie>(module, "GreedyTrie")
+        .def(py::init(&make_trie), py::arg("ids"))
+        .def("encode", &encode_longest, py::arg("texts"));
 }

@@ -100,6 +100,16 @@ private:
     std::vector<std::uint32_t> roots_;
 };
 
+// Appends the ids of a text from its beginning, each time the longest entry. Every byte must be an entry.
+inline void append_longest(const Trie& trie, std::string_view text, std::vector<std::int32_t>& ids) {
+    for (std::size_t at = 0; at < text.size();) {
+        const Trie::Match match = trie.longest(text.data() + at, text.size() - at);
+        if (match.size == 0) throw std::logic_error("a byte without an entry");
+        ids.push_back(match.value);
+        at += match.size;
+    }
+}
+
 // The first `bytes` of 8 bytes that can be read, as a number.
 inline std::uint64_t first_bytes(const char* data, std::size_t bytes) {
     std::uint64_t word = 0;

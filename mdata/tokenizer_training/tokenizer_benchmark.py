@@ -62,6 +62,7 @@ TYPES = MappingProxyType(
         "TikTokenizer": TypeFacts("--tokenizer-model FILE, ranks in .json or .tiktoken", ("gigatoken", "tiktoken")),
         "NullTokenizer": TypeFacts("--vocab-size N", ()),
         "ByteTokenizer": TypeFacts("nothing", ()),
+        "RWKVTokenizer": TypeFacts("--tokenizer-model FILE, as rwkv_vocab_v20230424.txt", ()),
     }
 )
 # Options for BPE like Llama 2's.

@@ -29,6 +29,7 @@ _MODULES = MappingProxyType(
         "Llama2Tokenizer": _TYPES + "sentencepiece",
         "NullTokenizer": _TYPES + "null",
         "ByteTokenizer": _TYPES + "byte",
+        "RWKVTokenizer": _TYPES + "rwkv",
     }
 )
 # The options that name a type's files, unless that is a single --tokenizer-model.

@@ -115,6 +115,10 @@ void tables() {
     CHECK(Trie(twice).longest("acb", 3).size == 1);
     CHECK(Trie(twice).longest("b", 1).size == 0);
     CHECK(Trie({}).longest("b", 1).size == 0);
+    const std::vector<Item> bytes = {{"a", 1}, {"b", 2}, {"c", 3}, {"ab", 4}, {"abca", 5}};
+    Ids longest;
+    append_longest(Trie(bytes), "abcbab", longest);
+    CHECK((longest == Ids{4, 3, 2, 4}));
     const char padded[16] = {'a', 'b', 'c'};
     CHECK(ShortWords(twice).find(padded, 2) == 3);
     CHECK(ShortWords(twice).find(padded, 3) == ShortWords::kNone);

@@ -38,6 +38,7 @@ TESTS = (
     "tests/mdata/samples/test_shuffle_block.py",
     "tests/mdata/sentences/test_splitter.py",
     "tests/mdata/tokenizers/sentencepiece/test_sentencepiece_bpe.py",
+    "tests/mdata/tokenizers/types/test_rwkv.py",
     "tests/mdata/tokenizers/wordpiece/test_wordpiece_engine.py",
 )
 # They call the same code as their neighbours, for longer than the sanitizers leave time.

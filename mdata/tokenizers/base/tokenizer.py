@@ -32,8 +32,8 @@ class TokenizerSpec:
     """A tokenizer as the user names it.
 
     Args:
-        type: Megatron's name of the type, or "ByteTokenizer".
-        model: a folder with tokenizer.json, or a file: tokenizer.json, ranks, or a SentencePiece model.
+        type: Megatron's name of the type, or "ByteTokenizer" or "RWKVTokenizer".
+        model: a folder with tokenizer.json, or a file: tokenizer.json, ranks, a SentencePiece model, RWKV's entries.
         vocab_file, merge_file: vocab.json and merges.txt, or only BERT's vocab.txt.
         options: further options of the type, as (name, value) pairs: `special_tokens` (a list),
             `special_in_text` ("special" or "plain"), `compat` ("megatron-2023"), and those of single types
