@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import mdata
 from mdata import BadInputError, UsageError
-from mdata.errors import os_errors_named
+from mdata.errors import few, os_errors_named
 from mdata.util import atomic_io
 from trainer.config.parse import ReadConfig, apply_override, key_names, problems_error, setting_problem
 
@@ -113,6 +113,13 @@ def add_arguments(parser: Parser) -> None:
     )
     add = parser.add_argument_group("how data is read").add_argument
     add("--tokenizer", metavar="FOLDER", help="tokenizer of a model whose folder has none")
+    add(
+        "--add-tokens",
+        nargs="+",
+        default=[],
+        metavar="TOKEN",
+        help="new special tokens, such as '<|im_start|>' '<|im_end|>', whose weights begin as the mean of all others",
+    )
     add("--chat-template", metavar="T", help="tokenizer, chatml, plain, or a Jinja file (default: the tokenizer's own)")
     add(
         "--chat-train-on",
@@ -153,6 +160,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     given = _given(arguments.overrides)
     model = with_tokenizer(open_model(location_of(arguments.model)), arguments.tokenizer or "")
     _check_family(model, arguments)
+    model, new_rows = _with_new_tokens(model, arguments.add_tokens) if arguments.add_tokens else (model, {})
     folder = Path(given.get("run", {}).get("folder") or arguments.folder or _default_folder(arguments))
     task = prepare(arguments, model, folder / "data", console) if arguments.task else None
     if task is not None:
@@ -168,7 +176,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         "run": {"folder": str(folder)},
         "model": model_keys(model) | _lora_keys(model, arguments.lora),
         "data": {"blend": blend, **_kind(opened), **({"valid": [valid]} if valid else {})},
-        "checkpoint": {"init_from": _first_weights(model, arguments)},
+        "checkpoint": {"init_from": _first_weights(model, arguments)} | new_rows,
     }
     if task is not None:
         settings |= {"model": task.model_keys(settings["model"]), "data": task.data_keys()}
@@ -219,6 +227,10 @@ def _check_methods(arguments: argparse.Namespace) -> None:
     """Refuse ways of training that exclude each other, before any data is tokenized."""
     if arguments.beta is not None and not arguments.dpo:
         raise UsageError("--beta is an option of --dpo, which is not given", fix="add --dpo, or leave --beta out")
+    if arguments.add_tokens and (arguments.lora is not None or arguments.task):
+        option = "--task" if arguments.task else "--lora"
+        why = "does not read texts" if arguments.task else "freezes the embedding, in which new tokens have rows"
+        raise UsageError(f"--add-tokens and {option} exclude each other: {option} {why}", fix="leave one of them out")
     if arguments.task and (arguments.dpo or arguments.lora is not None):
         option = "--dpo" if arguments.dpo else "--lora"
         why = "trains a model that continues texts" if arguments.dpo else "does not support BERT"
@@ -293,6 +305,34 @@ def _lora_keys(model: ModelFolder, rank: int | None) -> dict[str, Any]:
     there = dataclasses.asdict(model.adapter.lora) if model.adapter is not None else {}
     keys = {name: list(value) if isinstance(value, tuple) else value for name, value in there.items()}
     return {"lora": {name: value for name, value in keys.items() if value not in (None, [])} | {"rank": rank}}
+
+
+def _with_new_tokens(model: ModelFolder, tokens: list[str]) -> tuple[ModelFolder, dict[str, Any]]:
+    """The model with a tokenizer and weights for new tokens, and keys of [checkpoint] that say so."""
+    from mdata.tokenizers.base.tokenizer import token_id
+    from mdata.tokenizers.base.tokenizer_json import with_special_tokens
+    from mdata.tokenizers.registry import build_tokenizer
+    from trainer.convert.model_folder import with_new_rows
+
+    made = model.tokenizer
+    if made is None or "tokenizer.json" not in made.files:
+        raise UsageError(
+            f"--add-tokens: {model.path} has no tokenizer.json",
+            found=made.name if made else "no tokenizer",
+            fix="--tokenizer FOLDER with a tokenizer of Hugging Face",
+        )
+    before = build_tokenizer(made.name, made.files, options=made.options)
+    definition = json.loads(made.files["tokenizer.json"])
+    if known := [token for token in tokens if token_id(before, token) is not None]:
+        raise UsageError(f"--add-tokens: the tokenizer has {few(known, 4)} already", fix="leave them out")
+    definition = with_special_tokens(definition, tokens)
+    files = {**made.files, "tokenizer.json": json.dumps(definition, ensure_ascii=False).encode()}
+    tokenizer = made._replace(files=files)
+    after = build_tokenizer(tokenizer.name, files, options=tokenizer.options)
+    first = min(token_id(after, token) or 0 for token in tokens)
+    rows = max(model.vocab_size, after.vocab_size)
+    model = dataclasses.replace(model, tokenizer=tokenizer)
+    return with_new_rows(model, first, rows, where=str(model.path)), {"new_rows_from": first}
 
 
 def _first_weights(model: ModelFolder, arguments: argparse.Namespace) -> str:

@@ -24,7 +24,8 @@ from trainer.plan.devices import device_named
 from trainer.run.metrics import read_metrics
 from trainer.tasks.loaded_model import Model
 
-pytest.importorskip("transformers")
+AutoModelForCausalLM = pytest.importorskip("transformers").AutoModelForCausalLM
+AutoTokenizer = pytest.importorskip("transformers").AutoTokenizer
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -199,6 +200,8 @@ def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixtur
         (["tiny", "chats.jsonl", "model.depth=4"], "there is no key model.depth"),
         (["tiny", "chats.jsonl", "--gpus", "900"], "--gpus 900: this machine has"),
         (["bare", "chats.jsonl"], "bare has no tokenizer for the texts in chats.jsonl"),
+        (["tiny", "chats.jsonl", "--lora", "4", "--add-tokens", "<new>"], "--add-tokens and --lora exclude each other"),
+        (["tiny", "chats.jsonl", "--add-tokens", "<new>", "<|endoftext|>"], "the tokenizer has <|endoftext|> already"),
     ],
 )
 def test_what_cannot_be_trained_is_named_and_no_file_is_written(
@@ -213,8 +216,40 @@ def test_what_cannot_be_trained_is_named_and_no_file_is_written(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") <= 4
     assert not list(here.glob("runs/*/run.toml"))
-    option = {"--lora", "--beta"} & set(words)
+    option = {"--lora", "--beta", "--add-tokens"} & set(words)
     assert not option or not (here / "runs").exists(), "nothing is tokenized before the options are checked"
+
+
+@pytest.mark.parametrize("rows", [257, 300])
+def test_new_tokens_begin_as_the_mean_and_are_exported(
+    here: Path, capsys: pytest.CaptureFixture[str], rows: int
+) -> None:
+    """ChatML for a model that has never seen it: the vocabulary grows, or has rows that no token used."""
+    before = open_model(save("llama2", here / "plain", max_position_embeddings=128, vocab_size=rows))
+    new, first, size = ["<|im_start|>", "<|im_end|>"], 257, max(rows, 259)
+    words = ("plain", "chats.jsonl", "--sequence-length", "64", "--epochs", "0.1", "--add-tokens", *new)
+    assert finetune(*words) == 0
+    said, run = capsys.readouterr(), here / "runs/plain-chats"
+    assert f"rows {first} to {size - 1} of embedding and head begin as the mean" in said.out + said.err
+    assert "plain is used" not in said.err, "the tokenizer has the tokens of ChatML"
+    config = load_config(run / "run.toml")
+    assert (config.model.vocab_size, config.checkpoint.new_rows_from) == (size, first)
+    one = ["train", str(run / "run.toml"), f"run.folder={here}/one", "train.steps=1", "optimizer.lr=1e-12"]
+    assert main([*one, "mesh.tp=2", "--nproc", "2"] if rows == first else one) == 0
+    start = open_model(here / "one")
+    for name in ("embedding.weight", "head.weight"):
+        width = start.source.tensors[f"weight/{name}"].shape[1]
+        now = start.source.read(f"weight/{name}", ((0, 0), (size, width)))
+        old = before.source.read(f"weight/{name}", ((0, 0), (first, width)))
+        torch.testing.assert_close(now[:first], old, rtol=0, atol=1e-9)
+        torch.testing.assert_close(now[first:], old.mean(0, keepdim=True).expand(size - first, -1), rtol=0, atol=1e-7)
+
+    assert main(["convert", str(run), str(here / "hf"), "--to", "hf"]) == 0
+    tokenizer, model = AutoTokenizer.from_pretrained(here / "hf"), AutoModelForCausalLM.from_pretrained(here / "hf")
+    assert tokenizer.convert_tokens_to_ids(new) == [first, first + 1] and model.config.vocab_size == size
+    assert tokenizer("a<|im_end|>")["input_ids"][-1] == first + 1
+    wrong = ("train", str(run / "run.toml"), f"run.folder={here}/two", "checkpoint.new_rows_from=400")
+    assert main([*wrong]) == 2 and "checkpoint.new_rows_from = 400 does not fit" in capsys.readouterr().err
 
 
 def test_bad_records_stop_or_are_skipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

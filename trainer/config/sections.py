@@ -741,6 +741,10 @@ class CheckpointSection:
         None  # folder with the initial weights of a new run: of mtrain, Hugging Face or Megatron-LM; not set:
         # random
     )
+    new_rows_from: Positive | None = (
+        None  # with init_from: first id of new tokens; rows of embedding and head from it on begin as the mean of those
+        # before; not set: there are none
+    )
     init_optimizer: bool = False  # also take moments, number of updates and loss scale from init_from
     init_schedule: bool = False  # learning rate and weight decay continue from their position in init_from
     init_data: bool = False  # steps and samples of the data continue from their position in init_from

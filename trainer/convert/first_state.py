@@ -28,7 +28,7 @@ from trainer.config.sections import LoRASection, LoRATarget, RunConfig
 from trainer.convert.adapters import base_of
 from trainer.convert.convert import open_model
 from trainer.convert.links import Source
-from trainer.convert.model_folder import BUFFER, CHUNK_BYTES, ModelFolder, expected_tensors
+from trainer.convert.model_folder import BUFFER, CHUNK_BYTES, ModelFolder, NewRows, expected_tensors, with_new_rows
 from trainer.convert.model_keys import effective
 from trainer.kernels.updates import state_names
 from trainer.models.family import family_of
@@ -76,6 +76,8 @@ def first_state(
     except UsageError as error:
         raise wanted_by(f"checkpoint.init_from = {settings.init_from}", error) from error
     where = f"checkpoint.init_from = {settings.init_from}"
+    if settings.new_rows_from:
+        model = with_new_rows(model, settings.new_rows_from, vocab_size, where=where)
     refuse_more_ids(data_ids, model, where=where)
     if config.model.lora is None:
         _check_weights(config, model, vocab_size)
@@ -94,6 +96,9 @@ def first_state(
         restored = "frozen weights" if model.adapter is None else "frozen weights and first adapters"
     origin = f"the {restored} are those of {model.path} ({model.format})"
     other = [f"they were trained with other settings: {', '.join(differ)}"] if differ else []
+    if settings.new_rows_from:
+        first, last = settings.new_rows_from, vocab_size - 1
+        other.append(f"rows {first} to {last} of embedding and head begin as the mean of the rows before")
     drawn = sorted(heads_to_draw(config, model, vocab_size))
     other += [f"the head begins anew with {', '.join(drawn)}, which {model.path} lacks"] if drawn else []
     # A converted model of Hugging Face has a checkpoint of step 1, for which nothing was done.
@@ -174,7 +179,8 @@ def read_model(
     without: frozenset[str] = frozenset(),
 ) -> None:
     """The same of a folder that was opened."""
-    if model.format == "mtrain" and model.adapter is None and not without:
+    is_stored = model.format == "mtrain" and model.adapter is None and not isinstance(model.source, NewRows)
+    if is_stored and not without:
         load_into(state, model.path, owned=owned)
         return
     read_tensors(state, model.source, owned=owned, without=without)

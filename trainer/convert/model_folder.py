@@ -103,6 +103,65 @@ class Adapter:
     lora: LoRASection
 
 
+class NewRows:
+    """A source whose vocabulary is larger, or has rows for new tokens: those from `first` on.
+
+    They are the mean of the rows before, so a new token is neither likely nor unlikely at first (Hewitt 2021,
+    "Initializing New Word Embeddings for Pretrained Language Models").
+    """
+
+    def __init__(self, source: Source, rows: Mapping[str, tuple[int, ...]], *, first: int) -> None:
+        self.first, self._source, self._rows = first, source, rows
+        self._means: dict[str, torch.Tensor] = {}
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Those of the source, with the new shapes."""
+        return {
+            name: TensorInfo(self._rows.get(name, info.shape), info.dtype)
+            for name, info in self._source.tensors.items()
+        }
+
+    def read(self, name: str, box: Rectangle) -> torch.Tensor:
+        """Of old rows those of the source, then the mean."""
+        start, size = box
+        if name not in self._rows or start[0] + size[0] <= self.first:
+            return self._source.read(name, box)
+        old = max(self.first - start[0], 0)
+        columns = tuple(slice(begin, begin + count) for begin, count in zip(start[1:], size[1:], strict=True))
+        new = self._mean(name)[columns].expand(size[0] - old, *size[1:])
+        if not old:
+            return new.clone()
+        return torch.cat((self._source.read(name, (start, (old, *size[1:]))), new.to(self.tensors[name].dtype)))
+
+    def _mean(self, name: str) -> torch.Tensor:
+        """Over the rows before `first`: one row, in the dtype of the tensor, summed in fp64."""
+        if name not in self._means:
+            info = self._source.tensors[name]
+            total = torch.zeros(info.shape[1:], dtype=torch.float64)
+            for start, size in boxes(TensorInfo((self.first, *info.shape[1:]), info.dtype), torch.float64):
+                total += self._source.read(name, (start, size)).to(torch.float64).sum(0)
+            self._means[name] = (total / self.first).to(info.dtype)
+        return self._means[name]
+
+
+def with_new_rows(model: ModelFolder, first: int, vocab_size: int, *, where: str) -> ModelFolder:
+    """The model with a vocabulary of `vocab_size`, in which the ids from `first` on are new tokens; see `NewRows`.
+
+    Raises:
+        UsageError: the weights have fewer rows before `first`, or the vocabulary ends there.
+    """
+    if not first <= model.vocab_size <= vocab_size or first >= vocab_size:
+        raise UsageError(
+            f"{where}: checkpoint.new_rows_from = {first} does not fit",
+            found=f"weights for {model.vocab_size} ids, and model.vocab_size = {vocab_size}",
+            expected="the first new id: at most the number of ids of the weights, and below model.vocab_size",
+        )
+    now, more = (expected_tensors(model.config, size) for size in (vocab_size, vocab_size + 1))
+    rows = {name: size for name, size in now.items() if more[name] != size and name in model.source.tensors}
+    return dataclasses.replace(model, source=NewRows(model.source, rows, first=first))
+
+
 def no_run(config: RunConfig) -> RunState:
     """The state of a run for weights of which no run is known."""
     return RunState(step=1, consumed_samples=1, data_id="", data={}, optimizer_steps=0, config=dump_config(config))

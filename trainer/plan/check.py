@@ -134,6 +134,10 @@ def _first_state_problems(settings: CheckpointSection) -> Iterator[str]:
     if keys and not settings.init_from:
         named = " and ".join(f"checkpoint.{key}" for key in keys)
         yield f"{named}=true without checkpoint.init_from; name the folder to begin with, or set it to false"
+    if settings.new_rows_from and not settings.init_from:
+        yield "checkpoint.new_rows_from without checkpoint.init_from; all weights are drawn, so leave it out"
+    if settings.new_rows_from and settings.init_optimizer:
+        yield "checkpoint.init_optimizer=true, and rows of checkpoint.new_rows_from have no moments; set it to false"
 
 
 def _keep_best_problems(config: RunConfig, facts: DataFacts | None) -> Iterator[str]:

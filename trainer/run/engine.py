@@ -35,7 +35,7 @@ from trainer.config.sections import KernelsSection, RunConfig
 from trainer.convert.adapters import base_of, check_base, weights_hash
 from trainer.convert.convert import open_model
 from trainer.convert.first_state import heads_to_draw, read_model, read_tensors
-from trainer.convert.model_folder import ModelFolder
+from trainer.convert.model_folder import ModelFolder, with_new_rows
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
 from trainer.layers.experts import Experts
@@ -599,8 +599,10 @@ class Engine:
 
     def _first_model(self, folder: Location) -> ModelFolder:
         """The model of checkpoint.init_from, which may have moved since the run began."""
+        first, where = self.config.checkpoint.new_rows_from, f"checkpoint.init_from = {folder}"
         try:
-            return open_model(folder)
+            model = open_model(folder)
+            return with_new_rows(model, first, self.plan.vocab_size, where=where) if first else model
         except UsageError as error:
             raise wanted_by(f"checkpoint.init_from = {self.config.checkpoint.init_from}", error) from error
 

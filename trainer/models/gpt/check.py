@@ -220,6 +220,8 @@ def _lora_problems(config: RunConfig) -> Iterator[str]:
         return
     if not settings.init_from and config.data.blend != "mock":
         yield "[model.lora] needs checkpoint.init_from, the folder with the weights that stay frozen; set it"
+    if settings.new_rows_from:
+        yield "checkpoint.new_rows_from asks for rows of the embedding, which [model.lora] freezes; leave it out"
     if settings.init_optimizer:
         yield "checkpoint.init_optimizer=true asks for moments of weights that [model.lora] freezes; leave it out"
     for name in sub_sections("model"):
