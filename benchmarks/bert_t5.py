@@ -4,11 +4,12 @@
     python benchmarks/bert_t5.py --run ours --shapes bert-large --rows text --profile kernels.txt
     python benchmarks/bert_t5.py --tiny              # small models on a CPU: whether it runs
 
-Runs: `ours`; `transformers`, under torch.compile with PyTorch's attention; `megatron` where megatron-core and
-Transformer Engine are installed. A peer runs the shapes that it has: transformers the post-norm BERT and the T5 of
-relative positions, megatron-core the pre-norm BERT and the T5 of learned positions (`bert-large-pre`, `t5-220m`), of
-the same sizes. `full`: every row is full. `text`: rows as the samplers cut them from documents whose lengths are those
-of web text (log-normal, median 350 tokens), 10 % of them with a shorter target. Each run computes logits of masked
+Runs: `ours`; `ours+graphs`, the same with CUDA graphs and tokens in few sizes; `transformers`, under torch.compile with
+PyTorch's attention; `megatron` where megatron-core and Transformer Engine are installed. A peer runs the shapes that it
+has: transformers the post-norm BERT and the T5 of relative positions, megatron-core the pre-norm BERT and the T5 of
+learned positions (`bert-large-pre`, `t5-220m`), of the same sizes. `full`: every row is full. `text`: rows as the
+samplers cut them from documents whose lengths are those of web text (log-normal, median 350 tokens), 10 % of them with
+a shorter target. Each run computes logits of masked
 tokens only, has no dropout, and is a process of its own; a table of medians and of our speed over each peer's comes
 last. What a step is, and how it is timed, stands in one_gpu.py; here the steps differ, so that lengths vary as in
 training. Nothing else may run on the machine: between small kernels ours waits for the host.
@@ -75,13 +76,13 @@ SHAPES = {
     "bert-base": Shape("bert-base", 128, "transformers"),
 }
 TINY = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "head_dim": 32, "ffn_hidden_size": 128, "vocab_size": 512}
-RUNS = ("ours", "transformers", "megatron")
+RUNS = ("ours", "ours+graphs", "transformers", "megatron")
 ROWS = ("full", "text")
 MASKED = 0.15
 MEDIAN_TOKENS, SPREAD, SENTENCE = 350, 1.0, 22.0  # of documents (log-normal), and tokens of a sentence
 
 
-def run_config(shape: Shape, *, tiny: bool) -> RunConfig:
+def run_config(shape: Shape, *, tiny: bool, graphs: bool = False) -> RunConfig:
     """A run of the shape: in bf16, or of its small form in fp32."""
     bert = not shape.decoder
     tables: dict[str, dict[str, Any]] = {
@@ -96,6 +97,7 @@ def run_config(shape: Shape, *, tiny: bool) -> RunConfig:
         },
         "optimizer": {"lr": 1e-4},
         "precision": {"dtype": "fp32" if tiny else "bf16"},
+        "kernels": {"cuda_graphs": "on" if graphs else "auto"},
     }  # fmt: skip
     if tiny and not bert:
         tables["model"]["num_layers"] = 4
@@ -123,22 +125,43 @@ def row_lengths(generator: np.random.Generator, length: int) -> Iterator[int]:
                 row, target = 0, length if generator.random() > 0.1 else int(generator.integers(8, length + 1))
 
 
-def batches_of(shape: Shape, rows: str, vocabulary: int, device: torch.device) -> list[list[Microbatch]]:
-    """The microbatches of each step of a chunk, seeded, on the device."""
+def batches_of(
+    shape: Shape, rows: str, vocabulary: int, device: torch.device, *, few_sizes: bool = False
+) -> list[list[Microbatch]]:
+    """The microbatches of each step of a chunk, seeded, on the device; `few_sizes` as in `to_device`."""
     generator = np.random.default_rng(3)
     lengths = row_lengths(generator, shape.length) if rows == "text" else itertools.repeat(shape.length)
-    make = _pairs if not shape.decoder else _spans
+    how = {"shape": shape, "vocabulary": vocabulary, "device": device, "few_sizes": few_sizes}
     return [
         [
-            make(generator, np.array([next(lengths) for _ in range(shape.micro_batch)]), shape, vocabulary, device)
+            padded_rows(generator, np.array([next(lengths) for _ in range(shape.micro_batch)]), **how)
             for _ in range(shape.microbatches)
         ]
         for _ in range(CHUNK_STEPS)
     ]
 
 
+def padded_rows(
+    generator: np.random.Generator,
+    lengths: np.ndarray,
+    shape: Shape,
+    vocabulary: int,
+    device: torch.device,
+    *,
+    few_sizes: bool,
+) -> Microbatch:
+    """A microbatch of BERT, or of T5 if the shape has a decoder, with rows of these lengths."""
+    make = _spans if shape.decoder else _pairs
+    return make(generator, lengths, shape, vocabulary, device, few_sizes)
+
+
 def _pairs(
-    generator: np.random.Generator, lengths: np.ndarray, shape: Shape, vocabulary: int, device: torch.device
+    generator: np.random.Generator,
+    lengths: np.ndarray,
+    shape: Shape,
+    vocabulary: int,
+    device: torch.device,
+    few_sizes: bool,
 ) -> Microbatch:
     size = (len(lengths), shape.length)
     place = np.arange(shape.length)
@@ -146,9 +169,10 @@ def _pairs(
     order = np.where(real, generator.random(size), 2.0).argsort(axis=1).argsort(axis=1)
     loss = ((order < np.maximum(1, np.round(MASKED * lengths))[:, None]) & real).astype(np.float32)
     types = (real & (place >= lengths[:, None] // 2)).astype(np.int64)
-    told = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1)
+    told = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1, few_sizes=few_sizes)
     tokens, labels = (generator.integers(0, vocabulary, size) for _ in range(2))
-    real = real_tokens(lengths, shape.length, TOKENS_MULTIPLE if device.type == "cuda" else 16, device)
+    multiple = TOKENS_MULTIPLE if device.type == "cuda" else 16
+    real = real_tokens(lengths, shape.length, multiple, device, few_sizes=few_sizes)
     told_lengths = None if (lengths == shape.length).all() else torch.from_numpy(lengths.astype(np.int32)).to(device)
     moved = [torch.from_numpy(x).to(device) for x in (tokens, labels, loss, types, told)]
     return Microbatch(
@@ -164,7 +188,12 @@ def _pairs(
 
 
 def _spans(
-    generator: np.random.Generator, lengths: np.ndarray, shape: Shape, vocabulary: int, device: torch.device
+    generator: np.random.Generator,
+    lengths: np.ndarray,
+    shape: Shape,
+    vocabulary: int,
+    device: torch.device,
+    few_sizes: bool,
 ) -> Microbatch:
     decoded = np.maximum(2, np.round(lengths * shape.decoder / shape.length)).astype(np.int32)
     read = generator.integers(0, vocabulary, (len(lengths), shape.length))
@@ -172,13 +201,14 @@ def _spans(
     loss = (np.arange(shape.decoder) < decoded[:, None]).astype(np.float32)
     numbers = (tokens, labels, loss, decoded, read, lengths.astype(np.int32))
     moved, multiple = [torch.from_numpy(x).to(device) for x in numbers], TOKENS_MULTIPLE if device.type == "cuda" else 8
+    read_real = real_tokens(lengths, shape.length, multiple, device, few_sizes=few_sizes)
     return Microbatch(
         tokens_BS=moved[0],
         labels_BS=moved[1],
         loss_mask_BS=moved[2],
         lengths_B=moved[3],
-        encoder=EncoderTokens(moved[4], moved[5], real_tokens(lengths, shape.length, multiple, device)),
-        real=real_tokens(decoded, shape.decoder, multiple, device),
+        encoder=EncoderTokens(moved[4], moved[5], read_real),
+        real=real_tokens(decoded, shape.decoder, multiple, device, few_sizes=few_sizes),
     )
 
 
@@ -194,10 +224,11 @@ def share_of_text(batches: list[list[Microbatch]]) -> float:
 def measure(name: str, which: str, rows: str, *, tiny: bool, profile: str | None) -> dict[str, Any]:
     """Steps of ours or of a peer, in this process."""
     shape = small(SHAPES[which]) if tiny else SHAPES[which]
-    config = run_config(shape, tiny=tiny)
+    graphs = name == "ours+graphs" and not tiny
+    config = run_config(shape, tiny=tiny, graphs=graphs)
     plan, world = make_plan(config, 1, facts=None), join_world(Mesh(1))
     device = world.device
-    batches = batches_of(shape, rows, min(plan.shape.vocab_size, 30_000), device)
+    batches = batches_of(shape, rows, min(plan.shape.vocab_size, 30_000), device, few_sizes=graphs)
     step = _stepper(name, config, plan, world, batches)
     sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     chunks, warmup = (2, 0) if tiny else (CHUNKS, WARMUP_CHUNKS)
@@ -228,7 +259,7 @@ def _stepper(
     name: str, config: RunConfig, plan: Plan, world: Any, batches: list[list[Microbatch]]
 ) -> Callable[[], float]:
     """A function that trains a step, on the batches of one step after the other."""
-    if name != "ours":
+    if not name.startswith("ours"):
         return (transformers_step if name == "transformers" else megatron_step)(plan.shape, batches)
     engine, turn, running = random_engine(config, plan, world), itertools.cycle(batches), deque[PendingReport]()
 
@@ -243,7 +274,7 @@ def measure_in_turns(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A process for each run, in turns. A run that fails is shown and left out of later rounds."""
     failed = set()
     for shape, rows, _, name in itertools.product(arguments.shapes, arguments.rows, range(arguments.rounds), RUNS):
-        if name not in ("ours", SHAPES[shape].peer) or (name, shape, rows) in failed:
+        if name not in ("ours", "ours+graphs", SHAPES[shape].peer) or (name, shape, rows) in failed:
             continue
         if name == "megatron" and not (is_installed() or (arguments.tiny and importlib.util.find_spec("megatron"))):
             continue

@@ -22,13 +22,16 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import PrefixStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.bert_t5 import Shape, padded_rows
 from benchmarks.one_gpu import random_engine
 from trainer.config.sections import (
+    BertSection,
     DataSection,
     KernelsSection,
     MeshSection,
@@ -38,6 +41,8 @@ from trainer.config.sections import (
     RecomputeSection,
     RunConfig,
     RunSection,
+    T5SamplesSection,
+    T5Section,
     TrainSection,
 )
 from trainer.models.stage import Microbatch
@@ -72,6 +77,16 @@ GPT: dict[str, Any] = {
     "position": "learned",
     "bias": True,
 }
+BERT = GPT | {"family": "bert", "bert": BertSection(norm="pre", binary_head=True), "activation": "gelu_erf"}
+T5 = GPT | {
+    "family": "t5",
+    "t5": T5Section(encoder_layers=4, relative_buckets=32, relative_distance=128),
+    "position": "relative",
+    "norm": "rmsnorm",
+    "activation": "relu",
+    "bias": False,
+    "attention_scale": 1.0,
+}
 SP = {"sequence_parallel": True}
 # name -> (ranks, model, keys of any section)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -90,6 +105,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "one, dropout, full, beside": (1, LLAMA | {"hidden_dropout": 0.1}, {"mode": "full", "overlap_passes": "on"}),
     "one, sgd": (1, LLAMA, {"name": "sgd"}),
     "one, muon": (1, LLAMA, {"name": "muon"}),
+    "one, bert": (1, BERT, {"micro_batch": 4}),
+    "one, bert, dropout": (1, BERT | {"hidden_dropout": 0.1}, {"micro_batch": 4, "mode": "full"}),
+    "one, t5": (1, T5, {"micro_batch": 4}),
+    "one, t5, dropout": (1, T5 | {"hidden_dropout": 0.1}, {"micro_batch": 4, "mode": "full"}),
+    "pp 2, t5": (2, T5, {"micro_batch": 4, "pp": 2}),
     "tp 2": (2, LLAMA, {"tp": 2}),
     "tp 2, sequence parallel": (2, LLAMA, {"tp": 2, **SP}),
     "tp 2, sequence parallel, fp8": (2, LLAMA, {"tp": 2, **SP, "fp8": "delayed"}),
@@ -121,7 +141,7 @@ SECTIONS: dict[str, Any] = {
     "kernels": KernelsSection(),
     "recompute": RecomputeSection(),
 }
-LENGTH, GLOBAL_BATCH = 512, 16
+LENGTH, DECODER, GLOBAL_BATCH = 512, 256, 16
 
 
 def run_config(model: dict[str, Any], keys: dict[str, Any]) -> RunConfig:
@@ -131,13 +151,19 @@ def run_config(model: dict[str, Any], keys: dict[str, Any]) -> RunConfig:
     for key, value in keys.items():
         name = next(name for name, section in changed.items() if key in type(section).__dataclass_fields__)
         changed[name] = dataclasses.replace(changed[name], **{key: value})
-    run, data = RunSection(folder="unused", deterministic=True), DataSection(blend="unused")
+    kind = model.get("family", "gpt")
+    data = DataSection(
+        blend="unused", kind=kind, **({"t5": T5SamplesSection(decoder_length=DECODER)} if kind == "t5" else {})
+    )
+    run = RunSection(folder="unused", deterministic=True)
     return RunConfig(run=run, data=data, model=ModelSection(**model), **changed)
 
 
 def random_rows(engine: Engine, step: int) -> list[Microbatch]:
     """This rank's rows of a seeded global batch."""
     plan, dp, device = engine.plan, engine.dp, engine.world.device
+    if (kind := engine.config.data.kind) != "gpt":
+        return _padded_rows(engine, step, decoder=DECODER if kind == "t5" else 0)
     generator = torch.Generator().manual_seed(step)
     text = torch.randint(0, plan.vocab_size, (GLOBAL_BATCH, LENGTH + 1), generator=generator).to(device)
     mask = (torch.rand((GLOBAL_BATCH, LENGTH), generator=generator) < 0.9).float().to(device)
@@ -149,6 +175,20 @@ def random_rows(engine: Engine, step: int) -> list[Microbatch]:
         ).on_context_rank(engine.cp)
         for r in rows
     ]
+
+
+def _padded_rows(engine: Engine, step: int, *, decoder: int) -> list[Microbatch]:
+    """The same of BERT or T5, whose rows have other lengths in each step; the last ones are full."""
+    generator, rows = np.random.default_rng(step), engine.plan.micro_batch
+    shape = Shape("", rows, "", length=LENGTH, decoder=decoder)
+    how = {"shape": shape, "vocabulary": engine.plan.vocab_size, "device": engine.world.device, "few_sizes": True}
+    batches = []
+    for i in range(engine.plan.num_microbatches):
+        is_full = i + 1 == engine.plan.num_microbatches
+        lengths = np.full(rows, LENGTH) if is_full else generator.integers(LENGTH // 16, LENGTH + 1, rows)
+        samples_B = torch.arange(rows, device=engine.world.device) + step * GLOBAL_BATCH + i * rows
+        batches.append(dataclasses.replace(padded_rows(generator, lengths, **how), samples_B=samples_B))
+    return batches
 
 
 def trained(config: RunConfig, world: World, steps: int) -> tuple[list[float], dict[str, torch.Tensor], float]:

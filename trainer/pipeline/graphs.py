@@ -13,6 +13,8 @@ A graph repeats kernels with the addresses and the decisions of its recording, s
 - Hooks of data parallelism are not recorded. Where ranks share parameters, they gather them beside the first microbatch
   and sum gradients beside the last: those two are computed. In between, hooks have nothing to do, unless the memory of
   sharded gradients or parameters moves, which cannot be recorded. plan/check.py lists what else cannot.
+- Rows of BERT and T5 have as many real tokens as their text. They are computed in few sizes (run/data.py), each with
+  recordings of its own; sizes beyond MOST_SHAPES are computed.
 
 With `overlap` the forward pass of a microbatch runs beside the backward pass of the one before, so that one computes
 while the other communicates. Forward passes follow each other, and so do backward passes, so gradients are summed in
@@ -30,6 +32,7 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from trainer.kernels.recording import Given, Lane, RecordedFunction, Recorder
 from trainer.layers.base import Layer, MainGradients
@@ -38,6 +41,7 @@ from trainer.models.stage import Microbatch, Tensors
 from trainer.pipeline.passes import LossOptions, Pass
 
 WARMUP_STEPS = 1  # computed without graphs, so that kernels are compiled and communicators exist
+MOST_SHAPES = 16  # of microbatches that a stage records; a graph of a thousand kernels holds some MiB of the GPU
 
 
 class Ends(NamedTuple):
@@ -47,12 +51,19 @@ class Ends(NamedTuple):
     last: bool
 
 
+class _Shapes(NamedTuple):
+    """Of a microbatch: how its values are nested, the shape and dtype of each tensor, and the other values."""
+
+    nested: TreeSpec
+    values: tuple[Any, ...]
+
+
 class _Key(NamedTuple):
     """Everything that a recording of a slot depends on."""
 
     ends: Ends
     loss: LossOptions
-    shapes: tuple[Any, ...]
+    shapes: _Shapes
 
 
 class StageGraphs:
@@ -107,14 +118,19 @@ class StageGraphs:
         Args:
             make: the pass to record. ends: as in `Ends`.
         """
-        varies = batch.bounds is not None or batch.lengths_B is not None or batch.pairs is not None
+        varies = batch.bounds is not None or batch.pairs is not None
         if varies or (any(ends) and not self.whole_steps):
-            return None  # the number of document bounds, or of real tokens, differs between microbatches
-        key = _Key(Ends(*ends), loss, tuple(None if x is None else (x.shape, x.dtype) for x in _tensors(batch)))
+            return None  # the number of document bounds differs between microbatches
+        values, nested = tree_flatten(_fields(batch))
+        shapes = _Shapes(nested, tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in values))
+        key = _Key(Ends(*ends), loss, shapes)
         slots = self._slots.setdefault(stage, _Slots())
+        if shapes not in slots.shapes and len(slots.shapes) == MOST_SHAPES:
+            return None
         if self._steps < WARMUP_STEPS or key not in slots.computed:
             slots.computed.add(key)  # this compiles kernels, which must not happen in a recording
             return None
+        slots.shapes.add(shapes)
         if not slots.free:
             heappush(slots.free, len(slots.passes))
             slots.passes.append({})
@@ -128,10 +144,13 @@ class StageGraphs:
 
 
 class _Slots:
-    """Of one stage: what was computed once, recorded passes by slot, the slots' lanes, and the free slots as a heap."""
+    """Of one stage: what was computed once, the shapes that are recorded, recorded passes by slot, the slots' lanes,
+    and the free slots as a heap.
+    """
 
     def __init__(self) -> None:
         self.computed: set[_Key] = set()
+        self.shapes: set[_Shapes] = set()
         self.passes: list[dict[_Key, ReplayedPass]] = []
         self.lanes: list[Lane] = []
         self.free: list[int] = []
@@ -156,14 +175,16 @@ class ReplayedPass:
         """See Pass.forward."""
         for layer in self._pass.layers:
             layer.prepare()
-        inputs = (*received, *_tensors(batch), scale)
+        values, nested = tree_flatten(_fields(batch))
+        inputs = (*received, *(x if isinstance(x, Tensor) else None for x in values), scale)
 
         def call() -> list[Given]:
             if self._forward is None:
                 count = len(received)
 
                 def run(*tensors: Any) -> tuple[Given, ...]:
-                    rows: dict[str, Any] = dict(zip(_TENSOR_FIELDS, tensors[count:-1], strict=True))
+                    pairs = zip(tensors[count:-1], values, strict=True)
+                    rows = tree_unflatten([value if x is None else x for x, value in pairs], nested)
                     outputs, totals = self._pass.forward(
                         tensors[:count], dataclasses.replace(batch, **rows), tensors[-1]
                     )
@@ -274,10 +295,5 @@ def _decisions(layers: Sequence[Layer]) -> Iterator[dict[MainGradients, tuple[fr
                 made[main] = overwritten, frozenset(name for name, _ in taken) - overwritten
 
 
-_TENSOR_FIELDS = tuple(
-    field.name for field in dataclasses.fields(Microbatch) if field.name not in ("longest", "encoder", "choices")
-)
-
-
-def _tensors(batch: Microbatch) -> tuple[Tensor | None, ...]:
-    return tuple(getattr(batch, name) for name in _TENSOR_FIELDS)
+def _fields(batch: Microbatch) -> dict[str, Any]:
+    return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}

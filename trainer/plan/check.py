@@ -729,8 +729,8 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
         return 'kernels.tensor_parallel="symmetric_memory" waits for other GPUs inside its kernels'
     if config.data.documents_apart or config.data.kind == "packed":
         return "the number of document bounds differs between microbatches"
-    if config.data.kind in ("bert", "t5", "classify"):
-        return f'rows of data.kind="{config.data.kind}" have padding, whose length differs between microbatches'
+    if config.data.kind == "classify":
+        return 'rows of data.kind="classify" have padding, whose length differs between microbatches'
     return ""
 
 

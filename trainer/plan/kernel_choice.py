@@ -170,6 +170,8 @@ def launch_choice(config: RunConfig, plan: Plan, *, device: Device) -> Choice:
         if device == "cpu":
             return Choice(LAUNCHES, graphs, f"{reason}; refused on a CPU")
         parts = "all but the first and last microbatch of a step" if plan.dp * plan.cp > 1 else "passes and the update"
+        if config.data.kind in ("bert", "t5"):
+            parts += ", for sizes of rows without padding that recur"
         return Choice(LAUNCHES, graphs, f"{reason}; of {parts}", ((one_by_one, "another way is named"),))
     why = why_not_recorded(config, data_parallel=plan.dp * plan.cp) or "kernels.cuda_graphs can turn them on"
     reason = f'kernels.cuda_graphs="{config.kernels.cuda_graphs}"'

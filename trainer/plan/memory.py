@@ -215,7 +215,8 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
     }
     schedule = plan.pipeline.computations(min(plan.num_microbatches, _steady(plan)))
     # A pass that is not recorded as a graph (pipeline/graphs.py) needs separate memory.
-    separate = config.kernels.cuda_graphs == "on" and plan.dp * plan.cp > 1
+    some_computed = plan.dp * plan.cp > 1 or config.data.kind in ("bert", "t5")
+    separate = config.kernels.cuda_graphs == "on" and some_computed
     computed = (
         separate * sum(of_stage[stage] for stage in stages_of(plan.pipeline.stage_ranks, rank))
         for rank in range(plan.pp)

@@ -25,6 +25,7 @@ from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
 from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, merged_ranges, span_of
 from trainer.config.sections import DataSection, RunConfig, TrainSection
+from trainer.models.arithmetic import round_up
 from trainer.models.stage import NO_PAIR, EncoderTokens, Microbatch, PairRows, RealTokens
 from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
@@ -35,6 +36,7 @@ from trainer.tasks.in_training import FixedTask, Prompt, read_prompts, read_task
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 CHECKED_ROWS = 32  # the same for checking the spans of T5
 MOST_ENDS_INSIDE = 0.5  # share of BERT's rows
+GRAPH_SIZES = 32  # of the real tokens of a microbatch's rows, so that few graphs serve them (pipeline/graphs.py)
 TOKENS_MULTIPLE = 128  # of the tokens that a BERT, and its head, computes on a GPU: few sizes, and of whole tiles
 
 
@@ -244,6 +246,7 @@ def to_device(
     components: np.ndarray | None = None,
     skipped: np.ndarray | None = None,
     multiple: int = 0,
+    few_sizes: bool = False,
     reference: np.ndarray | None = None,
     beta: float = 0.1,
 ) -> Microbatch:
@@ -256,6 +259,7 @@ def to_device(
         components: int64[B], the component of each row, if the microbatch should have them.
         skipped: bool[B], rows whose tokens do not count in the loss; None: all count.
         multiple: of the real tokens of BERT and T5, computed without the padding; 0: whole rows are computed.
+        few_sizes: a larger multiple, which CUDA graphs need: of a GRAPH_SIZES-th of a microbatch.
         reference: of rows of pairs, for DPO: log p of each conversation under the first weights; None: another loss.
         beta: of DPO.
 
@@ -268,8 +272,15 @@ def to_device(
         choices = batch.rows.kind.choices
         microbatch = _labelled_rows(batch, batch.rows, device, vocab_size=vocab_size, multiple=multiple)
     elif isinstance(batch.rows, mdata.FieldRows):
-        how = {"vocab_size": vocab_size, "multiple": multiple}
-        microbatch = _masked_rows(batch, batch.rows, device, skipped=skipped, **how)
+        microbatch = _masked_rows(
+            batch,
+            batch.rows,
+            device,
+            vocab_size=vocab_size,
+            skipped=skipped,
+            multiple=multiple,
+            few_sizes=few_sizes,
+        )
     else:
         microbatch = _text_rows(batch, device, vocab_size=vocab_size)
         if reference is not None:
@@ -328,6 +339,7 @@ def _masked_rows(
     vocab_size: int,
     skipped: np.ndarray | None,
     multiple: int,
+    few_sizes: bool,
 ) -> Microbatch:
     """Rows of bert, or of t5, whose decoder predicts the masked spans."""
     fields, loss = rows.fields, rows.loss_mask
@@ -346,16 +358,19 @@ def _masked_rows(
         read = _lengths(fields["enc_mask"])
         encoder = EncoderTokens(_moved(inputs[0], device), _moved(read, device))
         if multiple:
-            encoder = encoder._replace(real=real_tokens(read, inputs[0].shape[1], multiple, device))
-            microbatch = replace(microbatch, real=real_tokens(lengths, loss.shape[1], multiple, device))
+            real = real_tokens(read, inputs[0].shape[1], multiple, device, few_sizes=few_sizes)
+            encoder = encoder._replace(real=real)
+            real = real_tokens(lengths, loss.shape[1], multiple, device, few_sizes=few_sizes)
+            microbatch = replace(microbatch, real=real)
         return replace(microbatch, encoder=encoder)
     if isinstance(rows.kind, mdata.Bert):
-        predicted = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1)
+        predicted = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1, few_sizes=few_sizes)
         microbatch = replace(microbatch, predicted_M=_moved(predicted, device))
         if multiple and (lengths == loss.shape[1]).all():
             microbatch = replace(microbatch, lengths_B=None)  # no kernel has to ask
         elif multiple:
-            microbatch = replace(microbatch, real=real_tokens(lengths, loss.shape[1], multiple, device))
+            real = real_tokens(lengths, loss.shape[1], multiple, device, few_sizes=few_sizes)
+            microbatch = replace(microbatch, real=real)
     if not (isinstance(rows.kind, mdata.Bert) and rows.kind.head):
         return microbatch
     # Padding has the type 0, and in Megatron's order the padding's id.
@@ -395,14 +410,24 @@ def _lengths(padding_mask: np.ndarray) -> np.ndarray:
     return (padding_mask.shape[1] - ends).astype(np.int32)
 
 
-def predicted_tokens(loss: np.ndarray, multiple: int) -> np.ndarray:
+def predicted_tokens(loss: np.ndarray, multiple: int, *, few_sizes: bool = False) -> np.ndarray:
     """int64[M], the flat tokens with a loss in order; M is a multiple, which tokens without a loss make up."""
+    if few_sizes:  # a few tokens of a hundred are masked: finer than for `real_tokens`
+        multiple = round_up(max(1, loss.size // (4 * GRAPH_SIZES)), multiple)
     tokens, others = np.flatnonzero(loss > 0), np.flatnonzero(loss <= 0)
     return np.sort(np.append(tokens, others[: -len(tokens) % multiple]))
 
 
-def real_tokens(lengths: np.ndarray, length: int, multiple: int, device: torch.device) -> RealTokens | None:
-    """The real tokens of rows, and some padding, on the device; None if that would be all tokens."""
+def real_tokens(
+    lengths: np.ndarray, length: int, multiple: int, device: torch.device, *, few_sizes: bool = False
+) -> RealTokens | None:
+    """The real tokens of rows, and some padding, on the device; None if that would be all tokens.
+
+    Args:
+        few_sizes: a multiple of a GRAPH_SIZES-th of all tokens, and `longest` as if rows were full.
+    """
+    if few_sizes:
+        multiple = round_up(max(1, len(lengths) * length // GRAPH_SIZES), multiple)
     is_real = (np.arange(length) < lengths[:, None]).flatten()
     real, padding = np.flatnonzero(is_real), np.flatnonzero(~is_real)
     more = padding[: -len(real) % multiple]
@@ -410,7 +435,8 @@ def real_tokens(lengths: np.ndarray, length: int, multiple: int, device: torch.d
         return None
     bounds = np.cumsum([0, *lengths, len(more)], dtype=np.int32)
     flat = _moved(np.append(real, more), device)
-    return RealTokens(flat, _moved(bounds, device), max(int(lengths.max()), len(more)))
+    longest = max(length, multiple) if few_sizes else max(int(lengths.max()), len(more))
+    return RealTokens(flat, _moved(bounds, device), longest)
 
 
 def _check_ids(batch: mdata.Batch, ids: np.ndarray, *, vocab_size: int) -> None:

@@ -205,6 +205,7 @@ class Engine:
             components=components,
             skipped=skipped,
             multiple=self._real_multiple,
+            few_sizes=self.executor.graphs is not None,
             reference=reference,
             beta=self.config.train.dpo_beta,
         )
