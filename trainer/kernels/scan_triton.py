@@ -5,6 +5,9 @@ begins with, `outputs` and `gradients` compute all chunks at once. Products take
 and add in fp32; decays and running states are fp32. `log` is the sum of D_t A from the first token of a chunk on, and
 does not change behind the last token of a row. A token remains at its chunk's end, and reads the state before it,
 only if the document is the same.
+
+A program of the convolution goes over tokens one by one, four at a time so that their loads are under way together. It
+keeps the last three and, in backward, their gradients, so that each number is read once.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -181,3 +184,160 @@ def gradients(
     at_QN = ((row * length + t[:, None]) * tl.num_programs(1) + block) * N + n[None, :]
     tl.store(dB + at_QN, dB_QN, mask=there[:, None])
     tl.store(dC + at_QN, dC_QN, mask=there[:, None])
+
+
+@triton.jit
+def _channels(x, t, length, stride, c, channels):
+    """The channels c of a token; 0 outside of the row."""
+    end = tl.where((t >= 0) & (t < length), channels, 0)
+    return tl.load(x + t.to(tl.int64) * stride + c, mask=c < end, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _same(x, document, of, DOCUMENTS: tl.constexpr):
+    """x where its document is that one, otherwise 0."""
+    if DOCUMENTS:
+        return tl.where(document == of, x, 0.0)
+    return x
+
+
+@triton.jit
+def _convolved(x0, x1, x2, x3, d0, d1, d2, d3, w0, w1, w2, w3, bias, DOCUMENTS: tl.constexpr):
+    """A token's sum over itself and the three before it."""
+    y = bias + w3 * x0 + w2 * _same(x1, d1, d0, DOCUMENTS)
+    return y + w1 * _same(x2, d2, d0, DOCUMENTS) + w0 * _same(x3, d3, d0, DOCUMENTS)
+
+
+@triton.jit
+def _store_silu(y, pre, t, length, c, channels):
+    end = tl.where(t < length, channels, 0)
+    tl.store(y + t.to(tl.int64) * channels + c, (pre * tl.sigmoid(pre)).to(y.dtype.element_ty), mask=c < end)
+
+
+@triton.jit
+def convolution(
+    x, weight, bias, document, y, length, channels, x_row, x_token,
+    DOCUMENTS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """SiLU of the convolution of width 4, of a block of channels of TOKENS tokens."""
+    c, row = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.program_id(2).to(tl.int64)
+    start, real = tl.program_id(1) * TOKENS, c < channels
+    w0, w1 = tl.load(weight + c * 4, mask=real, other=0.0), tl.load(weight + c * 4 + 1, mask=real, other=0.0)
+    w2, w3 = tl.load(weight + c * 4 + 2, mask=real, other=0.0), tl.load(weight + c * 4 + 3, mask=real, other=0.0)
+    b = tl.load(bias + c, mask=real, other=0.0)
+    x, y = x + row * x_row, y + row * length * channels
+    x1 = _channels(x, start - 1, length, x_token, c, channels)
+    x2 = _channels(x, start - 2, length, x_token, c, channels)
+    x3 = _channels(x, start - 3, length, x_token, c, channels)
+    d1 = _document(document, row, start - 1, length, DOCUMENTS)
+    d2 = _document(document, row, start - 2, length, DOCUMENTS)
+    d3 = _document(document, row, start - 3, length, DOCUMENTS)
+    for step in range(0, TOKENS, 4):
+        t = start + step
+        xa = _channels(x, t, length, x_token, c, channels)
+        xb = _channels(x, t + 1, length, x_token, c, channels)
+        xc = _channels(x, t + 2, length, x_token, c, channels)
+        xd = _channels(x, t + 3, length, x_token, c, channels)
+        da = _document(document, row, t, length, DOCUMENTS)
+        db = _document(document, row, t + 1, length, DOCUMENTS)
+        dc = _document(document, row, t + 2, length, DOCUMENTS)
+        dd = _document(document, row, t + 3, length, DOCUMENTS)
+        pre = _convolved(xa, x1, x2, x3, da, d1, d2, d3, w0, w1, w2, w3, b, DOCUMENTS)
+        _store_silu(y, pre, t, length, c, channels)
+        pre = _convolved(xb, xa, x1, x2, db, da, d1, d2, w0, w1, w2, w3, b, DOCUMENTS)
+        _store_silu(y, pre, t + 1, length, c, channels)
+        pre = _convolved(xc, xb, xa, x1, dc, db, da, d1, w0, w1, w2, w3, b, DOCUMENTS)
+        _store_silu(y, pre, t + 2, length, c, channels)
+        pre = _convolved(xd, xc, xb, xa, dd, dc, db, da, w0, w1, w2, w3, b, DOCUMENTS)
+        _store_silu(y, pre, t + 3, length, c, channels)
+        x1, x2, x3, d1, d2, d3 = xd, xc, xb, dd, dc, db
+
+
+@triton.jit
+def _slope(dy, pre):
+    """The gradient before SiLU."""
+    gate = tl.sigmoid(pre)
+    return dy * gate * (1.0 + pre * (1.0 - gate))
+
+
+@triton.jit
+def _store_gradient(
+    dx, t, first, stop, p0, p1, p2, p3, d0, d1, d2, d3, w0, w1, w2, w3, c, channels, DOCUMENTS: tl.constexpr
+):
+    """The gradient of token t - 3, of those before SiLU of the three behind it and its own, if this program has it."""
+    back = t - 3
+    end = tl.where((back >= first) & (back < stop), channels, 0)
+    g = w3 * p3 + w2 * _same(p2, d2, d3, DOCUMENTS)
+    g += w1 * _same(p1, d1, d3, DOCUMENTS) + w0 * _same(p0, d0, d3, DOCUMENTS)
+    tl.store(dx + back.to(tl.int64) * channels + c, g.to(dx.dtype.element_ty), mask=c < end)
+
+
+@triton.jit
+def _add_weights(g0, g1, g2, g3, gb, p, x0, x1, x2, x3, d0, d1, d2, d3, DOCUMENTS: tl.constexpr):
+    g3 += p * x0
+    g2 += p * _same(x1, d1, d0, DOCUMENTS)
+    g1 += p * _same(x2, d2, d0, DOCUMENTS)
+    g0 += p * _same(x3, d3, d0, DOCUMENTS)
+    return g0, g1, g2, g3, gb + p
+
+
+@triton.jit
+def convolution_gradients(
+    dy, x, weight, bias, document, dx, partial, length, channels, x_row, x_token,
+    DOCUMENTS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Of the same, and the part of TOKENS tokens of the gradients of weights and bias.
+
+    Gradients before SiLU of the three tokens behind are computed here too; the last of each four tokens that are begun
+    behind the end has no use.
+    """
+    c, row = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.program_id(2).to(tl.int64)
+    start, real = tl.program_id(1) * TOKENS, c < channels
+    w0, w1 = tl.load(weight + c * 4, mask=real, other=0.0), tl.load(weight + c * 4 + 1, mask=real, other=0.0)
+    w2, w3 = tl.load(weight + c * 4 + 2, mask=real, other=0.0), tl.load(weight + c * 4 + 3, mask=real, other=0.0)
+    b = tl.load(bias + c, mask=real, other=0.0)
+    x, dy, dx = x + row * x_row, dy + row * length * channels, dx + row * length * channels
+    stop = tl.minimum(start + TOKENS, length)
+    x1 = _channels(x, start - 1, length, x_token, c, channels)
+    x2 = _channels(x, start - 2, length, x_token, c, channels)
+    x3 = _channels(x, start - 3, length, x_token, c, channels)
+    d1 = _document(document, row, start - 1, length, DOCUMENTS)
+    d2 = _document(document, row, start - 2, length, DOCUMENTS)
+    d3 = _document(document, row, start - 3, length, DOCUMENTS)
+    none = tl.zeros([BLOCK_C], tl.float32)
+    p1, p2, p3 = none, none, none
+    g0, g1, g2, g3, gb = none, none, none, none, none
+    for step in range(0, TOKENS + 4, 4):
+        t = start + step
+        xa = _channels(x, t, length, x_token, c, channels)
+        xb = _channels(x, t + 1, length, x_token, c, channels)
+        xc = _channels(x, t + 2, length, x_token, c, channels)
+        xd = _channels(x, t + 3, length, x_token, c, channels)
+        pa = _channels(dy, t, length, channels, c, channels)
+        pb = _channels(dy, t + 1, length, channels, c, channels)
+        pc = _channels(dy, t + 2, length, channels, c, channels)
+        pd = _channels(dy, t + 3, length, channels, c, channels)
+        da = _document(document, row, t, length, DOCUMENTS)
+        db = _document(document, row, t + 1, length, DOCUMENTS)
+        dc = _document(document, row, t + 2, length, DOCUMENTS)
+        dd = _document(document, row, t + 3, length, DOCUMENTS)
+        pa = _slope(pa, _convolved(xa, x1, x2, x3, da, d1, d2, d3, w0, w1, w2, w3, b, DOCUMENTS))
+        pb = _slope(pb, _convolved(xb, xa, x1, x2, db, da, d1, d2, w0, w1, w2, w3, b, DOCUMENTS))
+        pc = _slope(pc, _convolved(xc, xb, xa, x1, dc, db, da, d1, w0, w1, w2, w3, b, DOCUMENTS))
+        pd = _slope(pd, _convolved(xd, xc, xb, xa, dd, dc, db, da, w0, w1, w2, w3, b, DOCUMENTS))
+        _store_gradient(dx, t, start, stop, pa, p1, p2, p3, da, d1, d2, d3, w0, w1, w2, w3, c, channels, DOCUMENTS)
+        _store_gradient(dx, t + 1, start, stop, pb, pa, p1, p2, db, da, d1, d2, w0, w1, w2, w3, c, channels, DOCUMENTS)
+        _store_gradient(dx, t + 2, start, stop, pc, pb, pa, p1, dc, db, da, d1, w0, w1, w2, w3, c, channels, DOCUMENTS)
+        _store_gradient(dx, t + 3, start, stop, pd, pc, pb, pa, dd, dc, db, da, w0, w1, w2, w3, c, channels, DOCUMENTS)
+        if step < TOKENS:
+            g0, g1, g2, g3, gb = _add_weights(g0, g1, g2, g3, gb, pa, xa, x1, x2, x3, da, d1, d2, d3, DOCUMENTS)
+            g0, g1, g2, g3, gb = _add_weights(g0, g1, g2, g3, gb, pb, xb, xa, x1, x2, db, da, d1, d2, DOCUMENTS)
+            g0, g1, g2, g3, gb = _add_weights(g0, g1, g2, g3, gb, pc, xc, xb, xa, x1, dc, db, da, d1, DOCUMENTS)
+            g0, g1, g2, g3, gb = _add_weights(g0, g1, g2, g3, gb, pd, xd, xc, xb, xa, dd, dc, db, da, DOCUMENTS)
+        x1, x2, x3, d1, d2, d3, p1, p2, p3 = xd, xc, xb, dd, dc, db, pd, pc, pb
+    at = partial + (row * tl.num_programs(1) + tl.program_id(1)) * 5 * channels + c
+    tl.store(at, g0, mask=real)
+    tl.store(at + channels, g1, mask=real)
+    tl.store(at + 2 * channels, g2, mask=real)
+    tl.store(at + 3 * channels, g3, mask=real)
+    tl.store(at + 4 * channels, gb, mask=real)

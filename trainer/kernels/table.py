@@ -109,7 +109,7 @@ APEX = Kernels(
     add_product=apex.add_product,
 )
 MAMBA_SSM = Kernels(causal_conv=mamba_ssm.causal_conv, chunk_scan=mamba_ssm.chunk_scan)
-TRITON = Kernels(chunk_scan=triton_scan.chunk_scan)
+TRITON = Kernels(causal_conv=triton_scan.causal_conv, chunk_scan=triton_scan.chunk_scan)
 # Key of the section [kernels] -> the operations that it decides. Documents and options of scores are not among them:
 # only gpu.py implements those.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -197,7 +197,7 @@ def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtyp
     for named, reason in ((TRITON, triton_scan.missing(device)), (MAMBA_SSM, mamba_ssm.missing(device))):
         reason = reason or ("it does not support fp64" if dtype == torch.float64 else "")
         if not (reason := reason or differences("scan", named, device=device, dtype=dtype)):
-            return dataclasses.replace(kernels, chunk_scan=named.chunk_scan)
+            return dataclasses.replace(kernels, causal_conv=named.causal_conv, chunk_scan=named.chunk_scan)
         reasons.append(reason)
     slow = "mixers run on plain PyTorch in fp32, without Tensor Cores, and slower"
     warnings.warn(f"{slow}: {'; '.join(reasons)} ({mamba_ssm.INSTALL})", RuntimeWarning, stacklevel=3)
@@ -222,7 +222,7 @@ def _implementation(group: str, name: str, *, device: torch.device, dtype: torch
         reason = reason or "it does not support fp64"
     if reason := reason or differences(group, named, device=device, dtype=dtype):
         raise _refused(group, name, reason)
-    return dataclasses.replace(named, causal_conv=compiled().causal_conv) if name == "triton" else named
+    return named
 
 
 def _refused(group: str, name: str, reason: str) -> UsageError:

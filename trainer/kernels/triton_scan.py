@@ -1,4 +1,4 @@
-"""The scan of Mamba-2 by Triton kernels (scan_triton.py), behind the interface of scan.py.
+"""The scan of Mamba-2 and its convolution by Triton kernels (scan_triton.py), behind the interface of scan.py.
 
 Backward computes the states before each chunk again, so that of a scan only its inputs are kept. Chunks have `CHUNK`
 tokens whatever is asked for, which changes the order of sums alone.
@@ -19,8 +19,11 @@ from trainer.kernels import scan
 CHUNK = 64  # tokens of a chunk
 BLOCK_N = 128  # of a state, that one program passes from chunk to chunk
 HEADS = 8  # of a group, over which one program sums the gradients of B and C
-WARPS = {"states": 4, "outputs": 4, "state_gradients": 4, "gradients": 8}  # of a program of each kernel
+WARPS = {"states": 4, "outputs": 4, "state_gradients": 4, "gradients": 8, "convolution": 2}  # of a program
 WIDTHS = (16, 32, 64, 128)  # of heads and of states
+TAPS = 4  # of a convolution; one with fewer gets taps of 0
+TOKENS = 64  # of a program of the convolution; a multiple of 4
+CHANNELS = 256  # of the same
 
 
 def missing(device: torch.device) -> str:
@@ -28,6 +31,56 @@ def missing(device: torch.device) -> str:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     return "" if device.type == "cuda" else "it runs on GPUs only"
+
+
+def causal_conv(
+    x_BSC: Tensor,
+    weight_CK: Tensor,
+    bias_C: Tensor,
+    *,
+    document_BS: Tensor | None = None,
+    before_BKC: Tensor | None = None,
+) -> Tensor:
+    """See scan.causal_conv, which computes what is wider than TAPS."""
+    missing = TAPS - weight_CK.shape[1]
+    if missing < 0:
+        return scan.causal_conv(x_BSC, weight_CK, bias_C, document_BS=document_BS, before_BKC=before_BKC)
+    if before_BKC is not None and document_BS is None:  # those before are of no document
+        joined_BTC = torch.cat((before_BKC.to(x_BSC.dtype), x_BSC), 1)
+        return causal_conv(joined_BTC, weight_CK, bias_C)[:, before_BKC.shape[1] :]
+    weight_CK = F.pad(weight_CK, (missing, 0)) if missing else weight_CK
+    document_BS = None if document_BS is None else document_BS.to(torch.int32).contiguous()
+    y_BSC: Tensor = _Convolution.apply(x_BSC, weight_CK.float(), bias_C.float(), document_BS)
+    return y_BSC
+
+
+class _Convolution(torch.autograd.Function):
+    """SiLU of the sums, of channels that may be a view of more. Gradients of weights are summed in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, document: Tensor | None) -> Tensor:
+        x, weight, bias = x if x.stride(-1) == 1 else x.contiguous(), weight.contiguous(), bias.contiguous()
+        (rows, length, channels), y = x.shape, torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        _kernels().convolution[(-(-channels // CHANNELS), -(-length // TOKENS), rows)](
+            x, weight, bias, x if document is None else document, y, length, channels, *x.stride()[:2],
+            DOCUMENTS=document is not None, TOKENS=TOKENS, BLOCK_C=CHANNELS, num_warps=WARPS["convolution"],
+        )  # fmt: skip
+        ctx.save_for_backward(x, weight, bias, document)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, document = ctx.saved_tensors
+        (rows, length, channels), dx = x.shape, torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        segments = -(-length // TOKENS)
+        partial = torch.empty(rows * segments, TAPS + 1, channels, dtype=torch.float32, device=x.device)
+        _kernels().convolution_gradients[(-(-channels // CHANNELS), segments, rows)](
+            dy.contiguous(), x, weight, bias, x if document is None else document, dx, partial,
+            length, channels, *x.stride()[:2],
+            DOCUMENTS=document is not None, TOKENS=TOKENS, BLOCK_C=CHANNELS, num_warps=WARPS["convolution"],
+        )  # fmt: skip
+        sums = partial.sum(0)
+        return dx, sums[:TAPS].t(), sums[TAPS], None
 
 
 def chunk_scan(

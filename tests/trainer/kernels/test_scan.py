@@ -134,6 +134,36 @@ def test_the_triton_kernels_are_the_plain_scan(name):
         torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))
 
 
+CONVOLUTIONS = {  # length, channels, width, first tokens of documents
+    "one token": (1, 5, 4, None),
+    "segments": (2 * triton_scan.TOKENS + 2, 300, 4, None),
+    "a segment": (triton_scan.TOKENS, 8, 3, None),
+    "documents": (triton_scan.TOKENS + 9, 8, 4, (1, 2, 5, 62, 63, 64, 66)),
+    "documents, two taps": (2 * triton_scan.TOKENS, 8, 2, (triton_scan.TOKENS,)),
+}
+
+
+@pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a GPU")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_triton_kernels_are_the_plain_convolution(name):
+    """Of a view of more channels; bounds on and beside the borders of segments."""
+    length, channels, width, bounds = CONVOLUTIONS[name]
+    draw, device = torch.Generator().manual_seed(length), torch.device("cpu" if INTERPRETED else "cuda")
+    shapes = (ROWS, length, channels + 3), (channels, width), (channels,), (ROWS, length, channels)
+    *drawn, dy = (torch.randn(*shape, generator=draw) for shape in shapes)
+    document = None
+    if bounds is not None:
+        document = torch.bucketize(torch.arange(length), torch.tensor(bounds), right=True).expand(ROWS, -1).to(device)
+    results = []
+    for convolve, dtype in ((causal_conv, torch.float64), (triton_scan.causal_conv, torch.float32)):
+        inputs = [part.to(device, dtype).requires_grad_() for part in drawn]
+        y = convolve(inputs[0][..., 2:-1], *inputs[1:], document_BS=document)
+        before = convolve(y.detach(), *inputs[1:], before_BKC=y.detach()[:, -1:].expand(-1, width - 1, -1))
+        results.append((y.detach(), before.detach(), *torch.autograd.grad(y, inputs, dy.to(device, dtype))))
+    for got, right in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))
+
+
 @pytest.mark.parametrize("documents", [False, True])
 def test_compiled_parts_of_a_mixer_are_the_plain_ones(documents: bool) -> None:
     """Convolution, steps, gate and norm, with gradients; each is one graph, as a GPU compiles it."""
