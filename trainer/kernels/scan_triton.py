@@ -341,3 +341,61 @@ def convolution_gradients(
     tl.store(at + 2 * channels, g2, mask=real)
     tl.store(at + 3 * channels, g3, mask=real)
     tl.store(at + 4 * channels, gb, mask=real)
+
+
+@triton.jit
+def gated_norm(
+    y, x, z, D, weight, out, scale, x_token, z_token, heads, epsilon,
+    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The norm of one group of a token, and the number by which it multiplies."""
+    token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, BLOCK)
+    there, c = i < WIDTH, group * WIDTH + i
+    y_W = tl.load(y + token * heads * P + c, mask=there, other=0.0).to(tl.float32)
+    x_W = tl.load(x + token * x_token + c, mask=there, other=0.0).to(tl.float32)
+    z_W = tl.load(z + token * z_token + c, mask=there, other=0.0).to(tl.float32)
+    y_W += tl.load(D + c // P, mask=there, other=0.0) * x_W
+    gated_W = y_W * z_W * tl.sigmoid(z_W)
+    factor = tl.rsqrt(tl.sum(gated_W * gated_W) / WIDTH + epsilon)
+    normed_W = gated_W * factor * tl.load(weight + c, mask=there, other=0.0)
+    tl.store(out + token * heads * P + c, normed_W.to(out.dtype.element_ty), mask=there)
+    tl.store(scale + token * tl.num_programs(1) + group, factor)
+
+
+@triton.jit
+def gated_norm_gradients(
+    dout, y, x, z, D, weight, scale, dy, dx, dz, partial, tokens, x_token, z_token, heads,
+    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Of one group of TOKENS tokens, and their part of the gradients of the weight and, by channels, of D."""
+    block, group = tl.program_id(0), tl.program_id(1)
+    i = tl.arange(0, BLOCK)
+    real, c = i < WIDTH, group * WIDTH + i
+    D_W, weight_W = tl.load(D + c // P, mask=real, other=0.0), tl.load(weight + c, mask=real, other=0.0)
+    dweight_W, dD_W = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for number in range(TOKENS):
+        place = block * TOKENS + number
+        there, token = i < tl.where(place < tokens, WIDTH, 0), place.to(tl.int64)
+        y_W = tl.load(y + token * heads * P + c, mask=there, other=0.0).to(tl.float32)
+        x_W = tl.load(x + token * x_token + c, mask=there, other=0.0).to(tl.float32)
+        z_W = tl.load(z + token * z_token + c, mask=there, other=0.0).to(tl.float32)
+        dout_W = tl.load(dout + token * heads * P + c, mask=there, other=0.0).to(tl.float32)
+        factor = tl.load(scale + token * tl.num_programs(1) + group, mask=place < tokens, other=0.0)
+        y_W += D_W * x_W
+        gate_W = tl.sigmoid(z_W)
+        silu_W = z_W * gate_W
+        unit_W = y_W * silu_W * factor
+        dweight_W += dout_W * unit_W
+        dunit_W = dout_W * weight_W
+        dgated_W = factor * (dunit_W - unit_W * (tl.sum(dunit_W * unit_W) / WIDTH))
+        dy_W = dgated_W * silu_W
+        dz_W = dgated_W * y_W * gate_W * (1.0 + z_W * (1.0 - gate_W))
+        dD_W += dy_W * x_W
+        at = token * heads * P + c
+        tl.store(dy + at, dy_W.to(dy.dtype.element_ty), mask=there)
+        tl.store(dx + at, (dy_W * D_W).to(dx.dtype.element_ty), mask=there)
+        tl.store(dz + at, dz_W.to(dz.dtype.element_ty), mask=there)
+    at = partial + block.to(tl.int64) * 2 * heads * P + c
+    tl.store(at, dweight_W, mask=real)
+    tl.store(at + heads * P, dD_W, mask=real)

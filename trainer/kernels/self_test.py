@@ -126,6 +126,14 @@ def _scan(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) -> Resu
         gradients = torch.autograd.grad(y, (x, weight, bias, delta, A), dy.to(y.dtype))
         names = ("the input", "the convolution", "its bias", "steps", "decays")
         yield from ((f"the gradient of {name}", part) for name, part in zip(names, gradients, strict=True))
+    y, x = (draw(2, LENGTH, HEADS, HEAD).to(dtype).requires_grad_() for _ in range(2))
+    z, dy = draw(2, LENGTH, HEADS * HEAD).to(dtype).requires_grad_(), draw(2, LENGTH, HEADS * HEAD).to(dtype)
+    D, weight = draw(HEADS).float().requires_grad_(), draw(HEADS * HEAD).float().requires_grad_()
+    normed = kernels.gated_norm(y, x, z, D, weight, groups=GROUPS, epsilon=1e-5)
+    yield "the gated norm", normed.detach()
+    names = ("its input", "what D multiplies", "its gate", "D", "its weight")
+    gradients = torch.autograd.grad(normed, (y, x, z, D, weight), dy)
+    yield from ((f"the gradient of {name}", part) for name, part in zip(names, gradients, strict=True))
 
 
 EXAMPLES: dict[str, Callable[[Any, Callable[..., Tensor], torch.dtype], Results]] = {

@@ -109,7 +109,9 @@ APEX = Kernels(
     add_product=apex.add_product,
 )
 MAMBA_SSM = Kernels(causal_conv=mamba_ssm.causal_conv, chunk_scan=mamba_ssm.chunk_scan)
-TRITON = Kernels(causal_conv=triton_scan.causal_conv, chunk_scan=triton_scan.chunk_scan)
+TRITON = Kernels(
+    causal_conv=triton_scan.causal_conv, chunk_scan=triton_scan.chunk_scan, gated_norm=triton_scan.gated_norm
+)
 # Key of the section [kernels] -> the operations that it decides. Documents and options of scores are not among them:
 # only gpu.py implements those.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -120,7 +122,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "attention": ("attention",),
         "loss": ("logit_statistics", "logits_to_gradient_"),
         "optimizer": ("adamw_", "sgd_"),
-        "scan": ("causal_conv", "chunk_scan"),
+        "scan": ("causal_conv", "chunk_scan", "gated_norm"),
         "weight_gradient": ("add_product",),
     }
 )
@@ -187,8 +189,17 @@ def choose_kernels(
     for group, name in dataclasses.asdict(wanted or KernelsSection()).items():
         if name != "auto" and group in GROUPS:  # tensor_parallel belongs to the layers
             named = _implementation(group, name, device=device, dtype=dtype)
-            chosen = dataclasses.replace(chosen, **{each: getattr(named, each) for each in GROUPS[group]})
+            operations = {each: getattr(named, each) for each in GROUPS[group]}
+            chosen = dataclasses.replace(chosen, **(_of_mixers(named, device) if group == "scan" else operations))
     return chosen
+
+
+def _of_mixers(named: Kernels, device: torch.device) -> dict[str, Kernel]:
+    """The operations of [kernels] scan; a library has no norm, which is then the compiled one on a GPU."""
+    operations = {name: getattr(named, name) for name in GROUPS["scan"]}
+    if named is MAMBA_SSM and device.type == "cuda":
+        operations["gated_norm"] = compiled().gated_norm
+    return operations
 
 
 def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -197,7 +208,7 @@ def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtyp
     for named, reason in ((TRITON, triton_scan.missing(device)), (MAMBA_SSM, mamba_ssm.missing(device))):
         reason = reason or ("it does not support fp64" if dtype == torch.float64 else "")
         if not (reason := reason or differences("scan", named, device=device, dtype=dtype)):
-            return dataclasses.replace(kernels, causal_conv=named.causal_conv, chunk_scan=named.chunk_scan)
+            return dataclasses.replace(kernels, **_of_mixers(named, device))
         reasons.append(reason)
     slow = "mixers run on plain PyTorch in fp32, without Tensor Cores, and slower"
     warnings.warn(f"{slow}: {'; '.join(reasons)} ({mamba_ssm.INSTALL})", RuntimeWarning, stacklevel=3)

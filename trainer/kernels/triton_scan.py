@@ -1,4 +1,4 @@
-"""The scan of Mamba-2 and its convolution by Triton kernels (scan_triton.py), behind the interface of scan.py.
+"""Scan, convolution and norm of Mamba-2 by Triton kernels (scan_triton.py), behind the interface of scan.py.
 
 Backward computes the states before each chunk again, so that of a scan only its inputs are kept. Chunks have `CHUNK`
 tokens whatever is asked for, which changes the order of sums alone.
@@ -24,6 +24,7 @@ WIDTHS = (16, 32, 64, 128)  # of heads and of states
 TAPS = 4  # of a convolution; one with fewer gets taps of 0
 TOKENS = 64  # of a program of the convolution; a multiple of 4
 CHANNELS = 256  # of the same
+NORMED = 16  # tokens of a program of the norm's gradients
 
 
 def missing(device: torch.device) -> str:
@@ -81,6 +82,56 @@ class _Convolution(torch.autograd.Function):
         )  # fmt: skip
         sums = partial.sum(0)
         return dx, sums[:TAPS].t(), sums[TAPS], None
+
+
+def gated_norm(
+    y_BSHP: Tensor, x_BSHP: Tensor, z_BSF: Tensor, D_H: Tensor, weight_F: Tensor, *, groups: int, epsilon: float
+) -> Tensor:
+    """See scan.gated_norm."""
+    flat = (part.reshape(-1, z_BSF.shape[-1]) for part in (y_BSHP, x_BSHP, z_BSF))
+    out: Tensor = _GatedNorm.apply(*flat, D_H.float(), weight_F.float(), groups, epsilon)
+    return out.view(z_BSF.shape)
+
+
+class _GatedNorm(torch.autograd.Function):
+    """Of flat tokens; x and z may be views of more features."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, x: Tensor, z: Tensor, D: Tensor, weight: Tensor, groups: int, epsilon: float
+    ) -> Tensor:
+        y, D, weight = y.contiguous(), D.contiguous(), weight.contiguous()
+        x, z = (part if part.stride(-1) == 1 else part.contiguous() for part in (x, z))
+        (tokens, features), heads = z.shape, len(D)
+        out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+        scale = torch.empty(tokens, groups, dtype=torch.float32, device=z.device)
+        ctx.sizes = heads, _norm_sizes(features, heads, groups)
+        _kernels().gated_norm[(tokens, groups)](
+            y, x, z, D, weight, out, scale, x.stride(0), z.stride(0), heads, epsilon, **ctx.sizes[1]
+        )
+        ctx.save_for_backward(y, x, z, D, weight, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        y, x, z, D, weight, scale = ctx.saved_tensors
+        (tokens, features), (heads, sizes) = z.shape, ctx.sizes
+        blocks = -(-tokens // NORMED)
+        dy, dx, dz = (torch.empty(z.shape, dtype=part.dtype, device=z.device) for part in (y, x, z))
+        partial = torch.empty(blocks, 2, features, dtype=torch.float32, device=z.device)
+        _kernels().gated_norm_gradients[(blocks, scale.shape[1])](
+            dout.contiguous(), y, x, z, D, weight, scale, dy, dx, dz, partial,
+            tokens, x.stride(0), z.stride(0), heads, TOKENS=NORMED, **sizes,
+        )  # fmt: skip
+        dweight, dD = partial.sum(0)
+        return dy, dx, dz, dD.view(heads, -1).sum(1), dweight, None, None
+
+
+def _norm_sizes(features: int, heads: int, groups: int) -> dict[str, int]:
+    """Constants of the norm's kernels; a thread has 8 features of a group."""
+    width = features // groups
+    block = 1 << (width - 1).bit_length()
+    return {"P": features // heads, "WIDTH": width, "BLOCK": block, "num_warps": min(16, max(1, block // 256))}
 
 
 def chunk_scan(

@@ -164,6 +164,24 @@ def test_the_triton_kernels_are_the_plain_convolution(name):
         torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))
 
 
+@pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a GPU")
+@pytest.mark.parametrize(("tokens", "heads", "groups"), [(triton_scan.NORMED + 1, 6, 2), (3, 4, 1)])
+def test_the_triton_kernels_are_the_plain_gated_norm(tokens, heads, groups):
+    """Of views of more features, with a width of a group that is no power of 2."""
+    draw, device = torch.Generator().manual_seed(tokens), torch.device("cpu" if INTERPRETED else "cuda")
+    shapes = (ROWS, tokens, heads, 8), (ROWS, tokens, 9 * heads), (ROWS, tokens, 9 * heads), (heads,), (8 * heads,)
+    drawn = [torch.randn(*shape, generator=draw) for shape in (*shapes, (ROWS, tokens, 8 * heads))]
+    results = []
+    for norm, dtype in ((gated_norm, torch.float64), (triton_scan.gated_norm, torch.float32)):
+        *inputs, dy = (part.to(device, dtype).requires_grad_() for part in drawn)
+        y, x, z, *weights = inputs
+        x, z = x[..., : 8 * heads].unflatten(-1, (heads, -1)), z[..., heads:]
+        normed = norm(y, x, z, *weights, groups=groups, epsilon=1e-5)
+        results.append((normed.detach(), *torch.autograd.grad(normed, inputs, dy.detach())))
+    for got, right in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))
+
+
 @pytest.mark.parametrize("documents", [False, True])
 def test_compiled_parts_of_a_mixer_are_the_plain_ones(documents: bool) -> None:
     """Convolution, steps, gate and norm, with gradients; each is one graph, as a GPU compiles it."""
