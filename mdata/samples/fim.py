@@ -1,11 +1,11 @@
 """Fill in the middle: GPT samples in which a share of the documents is rearranged as prefix, suffix, middle.
 
-A row of the GPT kind is split after each end of a document and rearranged by Megatron's rules (docs/howto/samples.md,
-"Fill in the middle"); then it is cut, or padded without loss, to its length. In Megatron every read advances one
-generator; here the draws of sample k come from its own stream, keyed by (seed, corpus id), so workers and resuming
-change no row. Positions are drawn between characters (each part is tokenized again: Megatron's way) or between tokens
-(in C++, no tokenizer). Ids that the tokenizer puts around every text, such as BOS, stay around a rearranged document;
-Megatron puts them around each part. Slow twin: tests/reference/fim.py.
+A row of the GPT kind is split after each end of a document and rearranged by Megatron's rules (docs/howto/fim.md); then
+it is cut, or padded without loss, to its length. In Megatron every read advances one generator; here the draws of
+sample k come from its own stream, keyed by (seed, corpus id), so workers and resuming change no row. Positions are
+drawn between characters (each part is tokenized again: Megatron's way) or between tokens (in C++, no tokenizer). Ids
+that the tokenizer puts around every text, such as BOS, stay around a rearranged document; Megatron puts them around
+each part. Slow twin: tests/reference/fim.py.
 """
 
 from __future__ import annotations
