@@ -8,6 +8,7 @@ them slower for those of the run. table.py, which makes the choice, is read with
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,13 +38,23 @@ def differences(group: str, kernels: Any, *, device: torch.device, dtype: torch.
     """How the operations of one key of [kernels] differ from the plain ones; empty: within the tolerance."""
     try:
         results = list(EXAMPLES[group](kernels, _draws(device), dtype))
-    except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
+    except (*refusals(), TypeError, AttributeError, ImportError, AssertionError) as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     expected = EXAMPLES[group](plain, _draws(device), torch.float32)
     for (name, actual), (_, right) in zip(results, expected, strict=True):
         if problem := _difference(name, actual, right, tolerance=TOLERANCES[dtype]):
             return problem
     return ""
+
+
+@functools.cache
+def refusals() -> tuple[type[Exception], ...]:
+    """What a kernel raises that does not fit a GPU or that its compiler cannot build: of torch, and of Triton."""
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return (RuntimeError,)
+    return RuntimeError, TritonError
 
 
 def _difference(name: str, result: Tensor, expected: Tensor, *, tolerance: float) -> str:

@@ -123,3 +123,15 @@ def test_the_kernels_are_the_gather(name, dtype):
     limit = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, wanted, rtol=0, atol=limit)
     assert not torch.equal(found, torch.zeros_like(found))
+
+
+def test_a_kernel_that_a_gpu_cannot_run_is_not_used(monkeypatch):
+    """Heads of 2,048 features need more shared memory than an H200 has; the trial ended the command."""
+
+    def refused(*_):
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(paged_attention, "_kernels", lambda: (None, None))
+    monkeypatch.setattr(paged_attention, "launch", refused)
+    untried = paged_attention.works.__wrapped__
+    assert not untried(torch.device("cpu"), torch.bfloat16, heads=1, groups=1, width=64)
