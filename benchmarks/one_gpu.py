@@ -4,9 +4,10 @@
     python benchmarks/one_gpu.py --row ours --shapes llama1b --profile kernels.txt
 
 Shapes mamba2-1.3b and hybrid-8l have mixers: their peers are `mamba-ssm` and `fla` (mamba_peer.py), and `ours-plain` is
-our step with the plain scan, which `ours` also has where mamba-ssm is not installed.
+our step with the plain scan.
 
-Rows: `ours`, and with `-fp8` delayed and with `-fp8-current` current scaling; `torch`, plain PyTorch under
+Rows: `ours`, and with `-graphs` recorded as CUDA graphs, with `-fp8` delayed and with `-fp8-current` current scaling;
+`torch`, plain PyTorch under
 torch.compile; `megatron` and its variants, where megatron-core and Transformer Engine are installed. Each run of a row
 is a process of its own; a table of medians and of our speed over each peer's comes last. Our step is the trainer's own
 (`Engine.step`: forward, backward, norm, clipping, update); only the data is left out, seeded random tokens that lie on
@@ -91,6 +92,7 @@ CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 7, 4, 1
 OUR_ROWS: dict[str, Literal["none", "delayed", "current"]] = {
     "ours": "none",
     "ours-plain": "none",
+    "ours-graphs": "none",
     "ours-fp8": "delayed",
     "ours-fp8-current": "current",
 }
@@ -110,7 +112,9 @@ def run_config(shape: str, row: str = "ours") -> RunConfig:
         train=TrainSection(sequence_length=length, global_batch=batch, micro_batch=micro_batch, steps=1000),
         optimizer=OptimizerSection(lr=1e-4),
         precision=PrecisionSection(dtype="bf16", fp8=OUR_ROWS.get(row, "none")),
-        kernels=KernelsSection(scan="plain" if row == "ours-plain" else "auto"),
+        kernels=KernelsSection(
+            scan="plain" if row == "ours-plain" else "auto", cuda_graphs="on" if row == "ours-graphs" else "auto"
+        ),
     )
 
 
