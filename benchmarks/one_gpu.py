@@ -7,13 +7,12 @@ Shapes mamba2-1.3b and hybrid-8l have mixers: their peers are `mamba-ssm` and `f
 our step with the plain scan.
 
 Rows: `ours`, and with `-graphs` recorded as CUDA graphs, with `-fp8` delayed and with `-fp8-current` current scaling;
-`torch`, plain PyTorch under
-torch.compile; `megatron` and its variants, where megatron-core and Transformer Engine are installed. Each run of a row
-is a process of its own; a table of medians and of our speed over each peer's comes last. Our step is the trainer's own
-(`Engine.step`: forward, backward, norm, clipping, update); only the data is left out, seeded random tokens that lie on
-the device. Time is that of four steps at once, with one wait for the device after them: losses are tensors until then,
-ours are read a step later, as the trainer does it. The first step counts from the start of its process: cold in the
-first round, with the compilers' caches filled after it.
+`torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and Transformer Engine are
+installed. Each run of a row is a process of its own; a table of medians and of our speed over each peer's comes last.
+Our step is the trainer's own (`Engine.step`: forward, backward, norm, clipping, update); only the data is left out,
+seeded random tokens that lie on the device. Time is that of four steps at once, with one wait for the device after
+them: losses are tensors until then, ours are read a step later, as the trainer does it. The first step counts from the
+start of its process: cold in the first round, with the compilers' caches filled after it.
 """
 
 from __future__ import annotations

@@ -435,7 +435,7 @@ class KernelsSection:
     loss: Literal["auto", "plain", "library", "compiled"] = "auto"  # softmax of the logits, and its gradient
     optimizer: Literal["auto", "plain", "library", "compiled", "apex"] = "auto"  # the update; apex: AdamW only
     scan: Literal["auto", "plain", "triton", "mamba_ssm"] = (
-        "auto"  # scan and convolution of Mamba-2 mixers; auto: on a GPU mtrain's Triton kernels, else mamba-ssm's
+        "auto"  # scan, convolution and norm of Mamba-2 mixers; auto: on a GPU mtrain's Triton kernels or mamba-ssm's
     )
     weight_gradient: Literal["auto", "apex"] = "auto"  # products that are added to the main gradients
     tensor_parallel: Literal["auto", "symmetric_memory"] = (
