@@ -8,8 +8,8 @@ A graph repeats kernels with the addresses and the decisions of its recording, s
 - Passes are recorded for each *slot*. A stage has as many slots as it has microbatches between forward and the end of
   backward; a microbatch takes the lowest free one. What a pass keeps for backward lies in the memory pool of its slot's
   lane. All recordings of a slot share the lane, because no two of them are ever in use at the same time.
-- The first and the last microbatch of a step have recordings of their own: the first product of a step overwrites a
-  main gradient, and later ones add to it. Each recording remembers this, and each replay checks it.
+- The first microbatch of a step has recordings of its own: the first product of a step overwrites a main gradient, and
+  later ones add to it. Each recording remembers this, and each replay checks it.
 - Hooks of data parallelism are not recorded. Where ranks share parameters, they gather them beside the first microbatch
   and sum gradients beside the last: those two are computed. In between, hooks have nothing to do, unless the memory of
   sharded gradients or parameters moves, which cannot be recorded. plan/check.py lists what else cannot.
@@ -44,13 +44,6 @@ WARMUP_STEPS = 1  # computed without graphs, so that kernels are compiled and co
 MOST_SHAPES = 16  # of microbatches that a stage records; a graph of a thousand kernels holds some MiB of the GPU
 
 
-class Ends(NamedTuple):
-    """Whether a microbatch is the first of its stage in a step, and whether it completes the stage's gradients."""
-
-    first: bool
-    last: bool
-
-
 class _Shapes(NamedTuple):
     """Of a microbatch: how its values are nested, the shape and dtype of each tensor, and the other values."""
 
@@ -61,7 +54,7 @@ class _Shapes(NamedTuple):
 class _Key(NamedTuple):
     """Everything that a recording of a slot depends on."""
 
-    ends: Ends
+    is_first: bool
     loss: LossOptions
     shapes: _Shapes
 
@@ -74,6 +67,7 @@ class StageGraphs:
         whole_steps: whether the first and the last microbatch of a step are recorded too: no ranks share parameters.
         overlap: whether passes of two microbatches run beside each other.
         channel: the block records with the communicators of this number.
+        most_shapes: of microbatches that a stage records; those of other shapes are computed.
     """
 
     def __init__(
@@ -83,9 +77,10 @@ class StageGraphs:
         whole_steps: bool,
         overlap: bool = False,
         channel: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
+        most_shapes: int = MOST_SHAPES,
     ) -> None:
         self.recorder, self.whole_steps, self.overlap, self.channel = recorder, whole_steps, overlap, channel
-        self._steps = 0
+        self.most_shapes, self._steps = most_shapes, 0
         self._slots: dict[int, _Slots] = {}
         self._done: dict[str, Any] = {}  # forward or backward -> the mark of the last replay beside others
 
@@ -116,16 +111,17 @@ class StageGraphs:
         """A pass that is recorded, or will be now, for a microbatch; None: it must be computed.
 
         Args:
-            make: the pass to record. ends: as in `Ends`.
+            make: the pass to record.
+            ends: whether the microbatch is the first of the stage in a step, and whether it completes its gradients.
         """
         varies = batch.bounds is not None or batch.pairs is not None
         if varies or (any(ends) and not self.whole_steps):
             return None  # the number of document bounds differs between microbatches
         values, nested = tree_flatten(_fields(batch))
         shapes = _Shapes(nested, tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in values))
-        key = _Key(Ends(*ends), loss, shapes)
+        key = _Key(ends[0], loss, shapes)
         slots = self._slots.setdefault(stage, _Slots())
-        if shapes not in slots.shapes and len(slots.shapes) == MOST_SHAPES:
+        if shapes not in slots.shapes and len(slots.shapes) == self.most_shapes:
             return None
         if self._steps < WARMUP_STEPS or key not in slots.computed:
             slots.computed.add(key)  # this compiles kernels, which must not happen in a recording

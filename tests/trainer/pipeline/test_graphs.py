@@ -14,6 +14,7 @@ import torch
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tape import TapeRecorder
 from tests.trainer.engines import held_state, layouts, microbatches, small_config, with_documents
+from tests.trainer.models import test_bert, test_t5
 from trainer.config.sections import (
     KernelsSection,
     MeshSection,
@@ -23,7 +24,9 @@ from trainer.config.sections import (
     RunConfig,
 )
 from trainer.kernels.recording import RecordedFunction
-from trainer.pipeline.graphs import StageGraphs
+from trainer.models.stage import Microbatch
+from trainer.pipeline.graphs import MOST_SHAPES, StageGraphs
+from trainer.run.data import predicted_tokens
 
 STEPS = 6
 
@@ -62,6 +65,49 @@ def _trained(context: Any, config: RunConfig, recorded: bool, beside: bool = Fal
                 batches = with_documents(batches)
         losses.append(engine.step(batches, 1e-2).read().loss)
     return losses, held_state(engine), recorder.recordings
+
+
+def _padded(engine: Any, step: int) -> list[Microbatch]:
+    """Rows of BERT or T5 whose real tokens have several sizes; the same sizes in every second step."""
+    if engine.config.data.kind == "t5":
+        return test_t5._microbatches(engine, step % 2, multiple=8)
+    batches = test_bert._microbatches(engine, step % 2, multiple=4)
+    masks = (batch.loss_mask_BS.numpy() for batch in batches)
+    predicted = (torch.from_numpy(predicted_tokens(mask, 4)) for mask in masks)
+    return [replace(batch, predicted_M=each) for batch, each in zip(batches, predicted, strict=True)]
+
+
+def _trained_padded(context: Any, config: RunConfig, recorded: bool, most: int) -> Any:
+    engine, recorder = layouts(context, config), TapeRecorder()
+    if recorded:
+        engine.executor.graphs = StageGraphs(recorder, whole_steps=True, most_shapes=most)
+    losses = [engine.step(_padded(engine, step), 1e-2).read().loss for step in range(5)]
+    shapes = {stage: len(slots.shapes) for stage, slots in engine.executor.graphs._slots.items()} if recorded else {}
+    return losses, held_state(engine), recorder.recordings, shapes
+
+
+PADDED: dict[str, tuple[int, RunConfig]] = {
+    "bert, pairs": (1, test_bert._config()),
+    "bert, post-norm, full": (1, test_bert._config(norm="post", recompute="full", dropout=0.1)),
+    "t5": (1, test_t5._config(micro_batch=2)),
+    "t5, one size": (1, test_t5._config(micro_batch=2)),
+    "t5, dropout, full": (1, test_t5._config(micro_batch=2, dropout=0.2, recompute={"mode": "full"})),
+    "t5, pp 2": (2, test_t5._config(micro_batch=2, pp=2)),
+}
+SOAKED = ("bert, post-norm, full", "t5, dropout, full")
+
+
+@pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.soak) if x in SOAKED else x for x in PADDED])
+def test_each_size_of_rows_without_padding_has_recordings(case: str) -> None:
+    ranks, config = PADDED[case]
+    config = replace(config, kernels=KernelsSection(loss="plain", optimizer="plain"))
+    most = 1 if case == "t5, one size" else MOST_SHAPES
+    computed, replayed = (run_ranks(_trained_padded, ranks, config, recorded, most) for recorded in (False, True))
+    for (losses, state, *_), (others, other_state, recordings, shapes) in zip(computed, replayed, strict=True):
+        assert others == losses and len(set(losses)) == len(losses)
+        for key, values in state.items():
+            assert torch.equal(values, other_state[key]), key
+        assert recordings and all(size == 1 if most == 1 else 1 < size <= most for size in shapes.values()), shapes
 
 
 def test_a_recorded_function_is_not_replayed_with_or_without_another_tensor() -> None:

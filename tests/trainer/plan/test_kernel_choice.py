@@ -23,6 +23,7 @@ from trainer.plan.facts import plan_facts
 from trainer.plan.kernel_choice import attention_choice, kernel_choices, option_names, pointwise_choice
 from trainer.plan.plan import make_plan
 
+BERT = {"family": "bert", "activation": "gelu", "position": "learned"}
 FORMS = {
     "": ScoreShape(scale=0.3),
     "model.attention_softcap": ScoreShape(softcap=2.0),
@@ -184,6 +185,8 @@ def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_
     assert "the first and last" in _choices("gpu", kernels=on, mesh={"tp": 1})[name].reason, "two data-parallel ranks"
     assert _choices("gpu", kernels=on, mesh={"tp": 2})[name].reason.endswith("of passes and the update")
     assert _choices("cpu", kernels=on)[name].reason.endswith("refused on a CPU")
+    padded = _choices("gpu", kernels=on, mesh={"tp": 2}, data={"kind": "bert"}, model=BERT)[name]
+    assert padded.reason.endswith("of passes and the update, for sizes of rows without padding that recur")
     for sections, words in {
         "sharding": ({"optimizer": {"sharding": "gradients"}, "mesh": {"tp": 1}}, "moves buffers"),
         "documents": ({"data": {"document_masks": True}}, "document bounds"),

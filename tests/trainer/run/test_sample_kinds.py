@@ -197,6 +197,21 @@ def test_the_head_gets_a_multiple_of_tokens_on_a_gpu(masked, size):
     assert len(predicted_tokens(np.ones((3, 1), np.float32), 4)) == 3, "there are no more tokens"
 
 
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_graphs_get_rows_without_padding_in_few_sizes(corpora, kind):
+    options = {"decoder_length": DECODER} if kind == "t5" else {}
+    dataset = open_by_keys(corpora[kind], sequence_length=LENGTH, kind=kind, **options)
+    exact, few = (moved(dataset, np.arange(32), multiple=2, few_sizes=few)[1] for few in (False, True))
+    stacks = [(exact.real, few.real, exact.tokens_BS.shape[1])]
+    if kind == "t5":
+        stacks.append((exact.encoder.real, few.encoder.real, LENGTH))
+    else:
+        assert len(few.predicted_M) % (LENGTH // 4) == 0 <= len(few.predicted_M) - len(exact.predicted_M) < LENGTH // 4
+    for least, rounded, length in stacks:  # of 32 rows: a 32nd of all tokens is one row
+        assert len(rounded.flat_M) % length == 0 <= len(rounded.flat_M) - len(least.flat_M) < length
+        assert torch.equal(rounded.bounds[:-2], least.bounds[:-2]) and rounded.longest == length
+
+
 def test_full_rows_have_no_lengths_where_padding_is_left_out(corpora):
     dataset = open_by_keys(corpora["bert"], sequence_length=8, kind="bert", head=False, full_rows=True)
     batch = collate(dataset, np.arange(3))
