@@ -95,8 +95,13 @@ def works(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     return differs_by(device, dtype, width) <= TOLERANCE
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def differs_by(device: torch.device, dtype: torch.dtype, width: int, tokens: int = 2 * BLOCK + 10) -> float:
-    """The largest ||ours - plain|| / ||plain|| of the output and the gradients, of real tokens; both directions."""
+    """The largest ||ours - plain|| / ||plain|| of the output and the gradients, of real tokens; both directions.
+
+    Also where a run's first pass is one without gradients.
+    """
     generator = torch.Generator().manual_seed(1)
     of_heads = [torch.randn(3, tokens, 2, width, generator=generator).to(device, dtype) for _ in range(4)]
     bias_HST, worst = torch.randn(2, tokens, tokens, generator=generator).to(device), 0.0
