@@ -157,9 +157,10 @@ def test_a_part_that_is_lacking_is_refused_by_name(changes, named):
 
 
 def test_a_folder_without_the_head_for_masked_tokens_is_refused_by_name(tmp_path):
-    save("BertForNextSentencePrediction", tmp_path / "pairs")
-    with pytest.raises(UsageError, match="no head for masked tokens"):
-        open_model(tmp_path / "pairs")
+    for name, folder in (("BertForNextSentencePrediction", "pairs"), ("BertModel", "bare")):
+        save(name, tmp_path / folder)
+        with pytest.raises(UsageError, match="no head for masked tokens"):
+            open_model(tmp_path / folder)
     save("BertForMaskedLM", tmp_path / "untied")
     found = weights(tmp_path / "untied")
     found["cls.predictions.decoder.weight"] = found["bert.embeddings.word_embeddings.weight"] + 1
