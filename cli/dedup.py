@@ -38,7 +38,8 @@ def add_arguments(parser: Parser) -> None:
     )
     add("--input", required=True, nargs="+", metavar="PATH", help="files, folders or patterns, as for preprocess")
     add("--output", required=True, metavar="FOLDER", help="where the rows to leave out are written")
-    add("--against", nargs="+", default=(), metavar="PATH", help="texts to keep; what repeats them is left out")
+    kept = "texts to keep, or earlier results with their signatures; what repeats them is left out"
+    add("--against", nargs="+", default=(), metavar="PATH", help=kept)
     add("--include", nargs="+", default=(), metavar="PATTERN", help="read only these files of folders")
     add("--exclude", nargs="+", default=(), metavar="PATTERN", help="skip these files of folders")
     add("--json-key", default="text", metavar="KEY", help="key or column of the text (default: text)")
@@ -52,6 +53,7 @@ def add_arguments(parser: Parser) -> None:
     add("--compat", choices=COMPATIBLE, help="find what datatrove's minhash, or Megatron-LM's tools/openwebtext finds")
     add("--substring", type=int, default=0, metavar="N", help="only cut out what repeats N bytes of earlier text")
     add("--write-text", action="store_true", help="also write the rows that stay, to FOLDER/text/*.jsonl.zst")
+    add("--keep-signatures", action="store_true", help="keep signatures in FOLDER, for --against of later commands")
     add("--workers", type=int, default=0, metavar="W", help="threads (default: all cores)")
     add("--shard", metavar="K/N", help="of a stage: task K of N (default: 1/1)")
     add("--parts", type=int, default=0, metavar="N", help="tasks that sign had (default: those that are there)")
@@ -79,7 +81,17 @@ def options_of(arguments: argparse.Namespace) -> DedupOptions:
         raise UsageError(
             f"--compat megatron decides --{wrong[0].replace('unit', 'ngram')}", fix="leave one of them out"
         )
-    names = ("input", "output", "against", "json_key", "jaccard", "substring", "write_text", "workers")
+    names = (
+        "input",
+        "output",
+        "against",
+        "json_key",
+        "jaccard",
+        "substring",
+        "write_text",
+        "keep_signatures",
+        "workers",
+    )
     return DedupOptions(
         **{name: getattr(arguments, name) for name in (*names, "parts", "ranges")},
         **{**compatible, **given},

@@ -27,7 +27,7 @@ from typing import Any
 from mdata.dedup.dropping import drop
 from mdata.dedup.grouping import group, result_counts
 from mdata.dedup.matching import match, verify, write_sets
-from mdata.dedup.plan import LOCK, SUBSTRING, DedupJob, DedupOptions, Stage, text_path
+from mdata.dedup.plan import LOCK, SIGNATURES, SIGNED, SUBSTRING, DedupJob, DedupOptions, Stage, text_path
 from mdata.dedup.signing import sign
 from mdata.dedup.substrings import cut_substrings
 from mdata.errors import UsageError, os_errors_named
@@ -71,7 +71,7 @@ def dedup(options: DedupOptions, progress: Progress = SILENT) -> DedupResult:
     job = DedupJob(options, progress)
     with _writing(job):
         if job.is_finished():
-            progress.note("this result is finished and made of the same input; nothing is left to do")
+            _say_finished(job, progress)
         else:
             others = [path for path in job.work.parent.glob("*") if path != job.work]
             if others:
@@ -114,7 +114,7 @@ def run_stage(options: DedupOptions, stage: Stage, progress: Progress = SILENT) 
             drop(job, options.shard, progress)
             return DedupResult(job.folder, **result_counts(job.folder))
         if job.is_finished():
-            progress.note("this result is finished and made of the same input; nothing is left to do")
+            _say_finished(job, progress)
             _remove_work(job)
             return DedupResult(job.folder, **result_counts(job.folder))
         _begin(job)
@@ -137,6 +137,14 @@ def _writing(job: DedupJob) -> Iterator[None]:
         held = "another mdata dedup writes to this folder", "wait for it to end"
         with file_lock.hold(job.folder / LOCK, remove=True, held=held):
             yield
+
+
+def _say_finished(job: DedupJob, progress: Progress) -> None:
+    if job.options.keep_signatures and not (job.folder / SIGNATURES / SIGNED).exists():
+        raise UsageError(
+            f"{job.folder} is finished and kept no signatures", fix="remove it, and run this command again"
+        )
+    progress.note("this result is finished and made of the same input; nothing is left to do")
 
 
 def _begin(job: DedupJob) -> None:

@@ -1,7 +1,8 @@
 """The last stage of `dedup`, in one process: pairs become groups, of which the first document stays.
 
 Groups are joined by union-find with 8 bytes for each document; all else is streamed. Writes dedup.json, removed.bits
-and chunks.bin (mdata/dedup/row_set.py), and clusters.jsonl, whose lines are groups.
+and chunks.bin (mdata/dedup/row_set.py), and clusters.jsonl, whose lines are groups. Before dedup.json, signatures that
+are kept get their places: what a killed task has moved is no longer needed, and the next one moves the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from blake3 import blake3
 from mdata import _core
 from mdata.dedup import plan
 from mdata.dedup.matching import edge_files
-from mdata.dedup.plan import CLUSTERS, DedupJob
+from mdata.dedup.plan import CLUSTERS, SIGNATURES, SIGNED, DedupJob
 from mdata.dedup.row_set import BITS, CHUNK, FACTS, ReadFile, path_of, write_row_set
 from mdata.dedup.runs import SortedWriter, check_size, merged
 from mdata.dedup.signing import PartFile, SignedPart, signed_parts
@@ -38,23 +39,54 @@ _ROWS_AT_ONCE = 1 << 22
 def group(job: DedupJob, progress: Progress) -> None:
     """Join all pairs, and write the result."""
     parts = signed_parts(job)
-    total = sum(part.rows for part in parts)
+    rows = sum(part.rows for part in parts)
+    total = job.earlier_rows + rows
     files, as_read = _files(job, parts)
-    first = sum(file.rows for file in files[: job.num_known])  # the first row of the input
-    _check_texts(job, parts, total, progress)
+    # The first row of the input.
+    first = job.earlier_rows + sum(file.rows for file in files[: job.num_known])
+    _check_texts(job, parts, rows, progress)
     for name in (FACTS, BITS):
         (job.folder / name).unlink(missing_ok=True)
     parents, exact = _joined(job, parts, total, first, progress)
     scratch = job.work / "group"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    clusters = _write_clusters(job.folder / CLUSTERS, files, parents, scratch)
+    places = [place for result in job.earlier for place in result.files] + [(file.path, file.rows) for file in files]
+    clusters = _write_clusters(job.folder / CLUSTERS, places, parents, scratch)
     removed = _removed(parents, first)
     counts = {"rows": total - first, "removed": int(removed.sum()), "exact": exact, "clusters": clusters}
     facts = {"made_by": f"mdata {__version__}", "made_of": job.identity, "job": job.name, "counts": counts}
     chunks = _chunks(as_read[job.num_known :])
-    known = files[job.num_known :]
-    write_row_set(job.folder, known, removed, chunks=chunks, chunk_bytes=plan.BLOCK_BYTES, facts=facts)
+    if job.options.keep_signatures:
+        _keep_signatures(job, parts, files)
+    read = files[job.num_known :]
+    write_row_set(job.folder, read, removed, chunks=chunks, chunk_bytes=plan.BLOCK_BYTES, facts=facts)
+
+
+def _keep_signatures(job: DedupJob, parts: Sequence[SignedPart], files: Sequence[ReadFile]) -> None:
+    folder = job.folder / SIGNATURES / job.name
+    for other in folder.parent.glob("*"):
+        if other != folder:
+            shutil.rmtree(other) if other.is_dir() else other.unlink()
+    runs = []
+    for part in parts:
+        for path, counts in part.runs:
+            name = f"{part.task.number:05}-of-{part.task.count:05}/{path.name}"
+            runs.append((f"{job.name}/{name}", part.base - job.earlier_rows, counts))
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                atomic_io.rename(path, folder / name)
+                atomic_io.sync_folder((folder / name).parent)
+    facts = {
+        "made_by": f"mdata {__version__}",
+        "job": job.name,
+        "signed": job.options.signature,
+        "rows": sum(file.rows for file in files),
+        "files": [(file.path, file.rows) for file in files],
+        "runs": runs,
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    atomic_io.atomic_write(folder.parent / SIGNED, json.dumps(facts).encode())
 
 
 def _chunks(files: Sequence[PartFile]) -> npt.NDArray[Any]:
@@ -131,7 +163,7 @@ def _removed(parents: npt.NDArray[np.int64], first: int) -> npt.NDArray[np.bool_
     return removed
 
 
-def _write_clusters(path: Path, files: Sequence[ReadFile], parents: npt.NDArray[np.int64], scratch: Path) -> int:
+def _write_clusters(path: Path, files: Sequence[tuple[str, int]], parents: npt.NDArray[np.int64], scratch: Path) -> int:
     """A line for each group; how many there are."""
     writer = SortedWriter(scratch / "members", 2)
     for start in range(0, len(parents), _ROWS_AT_ONCE):
@@ -161,12 +193,13 @@ def _write_clusters(path: Path, files: Sequence[ReadFile], parents: npt.NDArray[
 
 
 class _Places:
-    """Documents as [file, row], rows from 1, as JSON."""
+    """Documents of files (path, rows) as [file, row], rows from 1, as JSON."""
 
-    def __init__(self, files: Sequence[ReadFile]) -> None:
-        self._ends = np.cumsum([file.rows for file in files])
-        self._starts = self._ends - np.array([file.rows for file in files], np.int64)
-        self._names = [json.dumps(file.path) for file in files]
+    def __init__(self, files: Sequence[tuple[str, int]]) -> None:
+        rows = np.array([count for _, count in files], np.int64)
+        self._ends = np.cumsum(rows)
+        self._starts = self._ends - rows
+        self._names = [json.dumps(path) for path, _ in files]
 
     def of(self, documents: npt.NDArray[np.int64]) -> list[str]:
         """Each document's place."""

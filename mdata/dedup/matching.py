@@ -26,7 +26,7 @@ from blake3 import blake3
 from mdata import _core
 from mdata.dedup.plan import DedupJob, Keys, Stage
 from mdata.dedup.runs import Run, SortedWriter, check_size, merged
-from mdata.dedup.signing import SignedPart, in_threads, signed_parts
+from mdata.dedup.signing import SignedPart, in_threads, runs_of_earlier, signed_parts
 from mdata.errors import UsageError
 from mdata.progress import Progress
 from mdata.sources.chunk import Chunk, chunk_digest, read_chunk
@@ -79,7 +79,8 @@ def match(job: DedupJob, task: PartNumber, progress: Progress) -> None:
 
 def _match_piece(job: DedupJob, piece: Piece, parts: list[SignedPart], folder: Path) -> dict[str, Any]:
     exact = piece.section == 0
-    runs = [run for part in parts for run in part.of_section(piece.section)]
+    runs = runs_of_earlier(job, piece.section)
+    runs += [run for part in parts for run in part.of_section(piece.section)]
     runs = [] if exact and not job.options.join_equal else runs
     words = 2 if piece.section else 3
     name = f"{piece.section:03}"

@@ -2,6 +2,9 @@
 
 Everything before the result lies in `OUTPUT/.work/JOB`, where JOB is a hash of options and inputs: what another job
 left there is never taken for one's own. A task of a stage has a done-file, `sign-00003-of-00064.json`, written last.
+
+With `keep_signatures` the sorted runs of `sign` stay in `OUTPUT/signatures/JOB`, which signatures.json describes: a
+later job compares with them in place of the texts.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from mdata.sources.record_batch import ReadSpec
 from mdata.sources.sections import PartNumber, files_of_part
 
 WORK, LOCK, CLUSTERS, TEXT, SUBSTRING = ".work", ".lock", "clusters.jsonl", "text", "substring.json"
+SIGNATURES, SIGNED = "signatures", "signatures.json"
 BLOCK_BYTES = 1 << 22  # of a chunk, as in preprocess
 _PRIME = (1 << 61) - 1
 _SEED = 1  # of the permutations, as datatrove's
@@ -54,7 +58,8 @@ class DedupOptions:
     Args:
         input: files, folders or patterns of texts, as for `preprocess`.
         output: a folder for the result.
-        against: texts that are kept whatever they repeat; documents of `input` that repeat them are removed.
+        against: texts that are kept whatever they repeat, or folders of earlier results with their signatures;
+            documents of `input` that repeat them are removed.
         include, exclude: patterns for files in folders.
         json_key: the key or column that holds the text. input_format: "auto" decides by name and content.
         text_documents: a document of plain text is a file, or a paragraph.
@@ -68,6 +73,7 @@ class DedupOptions:
         substring: in place of all this, cut out what repeats so many bytes of earlier text of a part, see
             mdata/dedup/substrings.py; 0: nothing.
         write_text: also write the rows that stay, see mdata/dedup/dropping.py.
+        keep_signatures: leave them in the result, for the `against` of later jobs.
         workers: threads; the result is the same.
         shard: which task of a stage, "3/64". parts: tasks of `sign`, and ranges: of `match`, for the stages after
             them; 0: those that are there.
@@ -91,6 +97,7 @@ class DedupOptions:
     join_equal: bool = True
     write_text: bool = False
     substring: int = 0
+    keep_signatures: bool = False
     workers: int = 0
     shard: PartNumber = ALL
     parts: int = 0
@@ -108,6 +115,8 @@ class DedupOptions:
         if self.substring and (self.substring < 16 or self.against):
             found = f"substring is {self.substring}" if self.substring < 16 else "substring with against"
             raise UsageError(found, expected="at least 16 bytes, and no --against: a part is compared with itself")
+        if self.substring and self.keep_signatures:
+            raise UsageError("substring makes no signatures", fix="leave keep_signatures out")
         if self.workers < 0:
             raise UsageError(f"workers is {self.workers}", expected="at least 1, or 0 for all cores")
 
@@ -124,6 +133,12 @@ class DedupOptions:
         verify = {"verify": float(self.verify)} if self.bands else {}
         substring = {"substring": self.substring} if self.substring else {}
         return {**{name: getattr(self, name) for name in names}, **verify, **substring}
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """What decides the signatures of a text."""
+        names = ("bands", "rows", "ngram", "unit", "hash") if self.bands else ("bands", "unit")
+        return {**{name: getattr(self, name) for name in names}, "unicode": _core.text_classes_unicode()}
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -152,10 +167,59 @@ def signer_of(content: Mapping[str, Any]) -> _core.MinHashSigner:
     return _core.MinHashSigner(a, b, rows, ngram, content.get("unit", "words"), hash)
 
 
+@dataclass(frozen=True)
+class EarlierResult:
+    """The signatures of an earlier job.
+
+    Attributes:
+        fingerprint: of all that they say. rows: of all its files, which are (path, rows).
+        runs: path, the number of the first row of its part, and the counts of its hashes and bands.
+    """
+
+    fingerprint: str
+    rows: int
+    files: tuple[tuple[str, int], ...]
+    runs: tuple[tuple[Path, int, tuple[int, ...]], ...]
+
+    @classmethod
+    def load(cls, folder: Path, options: DedupOptions) -> EarlierResult:
+        """The signatures that a result kept.
+
+        Raises:
+            UsageError: it has none, or those of other options. DamageError: they are not whole.
+        """
+        path = folder / SIGNATURES / SIGNED
+        facts = read_facts(path) if path.exists() else {}
+        if not facts or facts["job"] != finished_job(folder):
+            fix = "make it with --keep-signatures, or name its texts"
+            raise UsageError(f"{folder} is a result of mdata dedup without signatures", expected=str(path), fix=fix)
+        if differing := [name for name, value in options.signature.items() if facts["signed"].get(name) != value]:
+            raise UsageError(
+                f"{folder} has signatures of other options",
+                found=", ".join(f"{name}={options.signature[name]}" for name in differing),
+                expected=", ".join(f"{name}={facts['signed'].get(name)}" for name in differing),
+                fix="give the same options, or name its texts",
+            )
+        if options.verify:
+            raise UsageError(
+                f"verify={options.verify} compares texts, and {folder} has signatures",
+                fix="name its texts, or leave --verify out",
+            )
+        runs = tuple((path.parent / name, base, tuple(counts)) for name, base, counts in facts["runs"])
+        for run, _, counts in runs:
+            size, whole = run.stat().st_size if run.exists() else 0, 24 * counts[0] + 16 * sum(counts[1:])
+            if size != whole:
+                fix = f"make {folder} again, or name its texts"
+                raise DamageError(f"{run} is torn", found=f"{size} bytes", expected=f"{whole} bytes", fix=fix)
+        fingerprint = blake3(path.read_bytes()).hexdigest(length=16)
+        return cls(fingerprint, facts["rows"], tuple((name, rows) for name, rows in facts["files"]), runs)
+
+
 class DedupJob:
     """Options with the files that they name.
 
     Attributes:
+        earlier: results with whose signatures is compared, before all files. earlier_rows: of all of them.
         files: those of `against`, `num_known` of them, then those of `input`.
         identity: what decides the result. name: a hash of it.
     """
@@ -166,7 +230,11 @@ class DedupJob:
         def find(names: Sequence[str | Path]) -> Sequence[SourceFile]:
             return find_inputs(names, format=options.input_format, filter=chosen, progress=progress).files
 
-        known = find(options.against) if options.against else ()
+        results = [path for path in options.against if not is_address(path) and Path(path, FACTS).is_file()]
+        self.earlier = tuple(EarlierResult.load(Path(path), options) for path in results)
+        self.earlier_rows = sum(result.rows for result in self.earlier)
+        texts = [path for path in options.against if path not in results]
+        known = find(texts) if texts else ()
         self.options, self.progress = options, progress
         self.files, self.num_known = (*known, *find(options.inputs)), len(known)
         if any(file.path == STDIN for file in self.files):
@@ -177,6 +245,8 @@ class DedupJob:
             "num_known": len(known),
             "inputs": [[path_of(file), file.size_bytes, file.modified_ns] for file in self.files],
         }
+        if self.earlier:
+            self.identity["earlier"] = [result.fingerprint for result in self.earlier]
         self.name = blake3(json.dumps(self.identity, sort_keys=True).encode()).hexdigest(length=8)
         if is_address(options.output):
             raise UsageError(f"{options.output} is in object storage", expected="a folder, for --output of mdata dedup")

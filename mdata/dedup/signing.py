@@ -99,7 +99,7 @@ class SignedPart:
     """What a part's done-file says.
 
     Attributes:
-        base: rows of the parts before it. rows, texts: of the part.
+        base: rows of earlier results, and of the parts before it. rows, texts: of the part.
         runs: paths, and the counts of their hashes and bands.
         files_path: of what it read, see `files`.
     """
@@ -125,8 +125,20 @@ class SignedPart:
 
     def of_section(self, section: int) -> list[Run]:
         """The runs of hashes (section 0) or of band `section` - 1, with numbers over all parts."""
-        words = lambda place: 2 if place else 3  # noqa: E731
-        return [replace(with_offsets(path, counts, words)[section], added=self.base) for path, counts in self.runs]
+        return [_section(path, counts, section, added=self.base) for path, counts in self.runs]
+
+
+def runs_of_earlier(job: DedupJob, section: int) -> list[Run]:
+    """The same of earlier results."""
+    runs, before = list[Run](), 0
+    for result in job.earlier:
+        runs += [_section(path, counts, section, added=before + base) for path, base, counts in result.runs]
+        before += result.rows
+    return runs
+
+
+def _section(path: Path, counts: Sequence[int], section: int, *, added: int) -> Run:
+    return replace(with_offsets(path, counts, lambda place: 2 if place else 3)[section], added=added)
 
 
 def signed_parts(job: DedupJob) -> list[SignedPart]:
@@ -136,7 +148,7 @@ def signed_parts(job: DedupJob) -> list[SignedPart]:
         UsageError: some are not done. DamageError: a done-file is damaged.
     """
     all_facts = job.done("sign", job.options.parts)
-    parts, base = [], 0
+    parts, base = [], job.earlier_rows
     for place, facts in enumerate(all_facts, 1):
         task = PartNumber(place, len(all_facts))
         runs = tuple((job.data_path("sign", task, name), tuple(counts)) for name, counts in facts["runs"])

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import mdata
 from mdata import DamageError, ResourceError, UsageError, _core
 from mdata.dedup import grouping, plan, runs, signing
 from mdata.dedup.dedup import dedup, run_stage
-from mdata.dedup.plan import DedupOptions, permutations
+from mdata.dedup.plan import CLUSTERS, DedupOptions, permutations
 from mdata.dedup.row_set import BITS, CHUNKS, FACTS, RowSet
 from mdata.rewriting.merge import merge
 from mdata.sources.sections import PartNumber
@@ -179,6 +180,81 @@ def test_texts_against_which_is_compared_stay(tmp_path: Path) -> None:
     result = dedup(DedupOptions(input=new, against=[old], output=tmp_path / "out", **SHAPE))
     assert _removed(tmp_path / "out") == [True, False, True, False]
     assert (result.rows, result.removed) == (4, 2)
+
+
+@pytest.mark.parametrize("more", [{}, {"bands": 0}], ids=str)
+def test_earlier_results_with_signatures_stand_for_their_texts(
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "BLOCK_BYTES", 900)
+    monkeypatch.setattr(signing, "RUN_DOCUMENTS", 12)
+    texts = _texts(31, 150)
+    months: list[list[str | Path]] = [
+        [_write(tmp_path / "a.jsonl", texts[:40], bad=True), _write(tmp_path / "b.jsonl.gz", texts[40:60])],
+        [_parquet(tmp_path / "c.parquet", texts[60:100])],
+        [_write(tmp_path / "d.jsonl", texts[100:])],
+    ]
+    results: list[str | Path] = [tmp_path / f"month-{number}" for number in range(3)]
+    for number, files in enumerate(months):
+        month = DedupOptions(input=files, output=results[number], keep_signatures=True, **SHAPE | more)
+        _in_tasks(dataclasses.replace(month, against=results[:number]), 1 + number, 2)
+    texts_before = [*months[0], *months[1]]
+    whole = DedupOptions(input=months[2], against=texts_before, output=tmp_path / "whole", **SHAPE | more)
+    assert dedup(whole).removed > 10
+    for name in (BITS, CHUNKS, CLUSTERS):
+        assert (Path(results[2]) / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    again = dataclasses.replace(whole, against=[results[0], *months[1]], output=tmp_path / "mixed")
+    dedup(again)
+    assert (tmp_path / "mixed" / BITS).read_bytes() == (tmp_path / "whole" / BITS).read_bytes()
+    for file in texts_before:  # and the texts may be gone
+        Path(file).unlink()
+    dedup(dataclasses.replace(whole, against=results[:2], output=tmp_path / "later"))
+    assert (tmp_path / "later" / BITS).read_bytes() == (tmp_path / "whole" / BITS).read_bytes()
+
+
+def test_signatures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path, old = _write(tmp_path / "a.jsonl", _texts(2)), tmp_path / "old"
+    kept = DedupOptions(input=path, output=old, keep_signatures=True, **SHAPE)
+    dedup(dataclasses.replace(kept, keep_signatures=False))
+    later = DedupOptions(input=path, against=[old], output=tmp_path / "out", **SHAPE)
+    with pytest.raises(UsageError, match=r"old is a result of mdata dedup without signatures\n.*signatures\.json"):
+        dedup(later)
+    with pytest.raises(UsageError, match="old is finished and kept no signatures"):
+        dedup(kept)
+    shutil.rmtree(old)
+    dedup(kept)
+    dedup(later)
+    assert all(_removed(tmp_path / "out"))
+    with pytest.raises(UsageError, match=r"signatures of other options\n  found: bands=5\n  expected: bands=4"):
+        dedup(dataclasses.replace(later, bands=5))
+    with pytest.raises(UsageError, match=r"verify=0\.7 compares texts"):
+        dedup(dataclasses.replace(later, verify=0.7))
+    with pytest.raises(UsageError, match="substring makes no signatures"):
+        dataclasses.replace(kept, substring=100)
+    run = next(old.glob("signatures/*/*/*.run"))
+    run.write_bytes(run.read_bytes()[:-1])
+    with pytest.raises(DamageError, match=r"00000\.run is torn"):
+        dedup(dataclasses.replace(later, output=tmp_path / "other"))
+
+
+def test_signatures_are_kept_wherever_the_group_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _make_small(monkeypatch)
+    path = _write(tmp_path / "a.jsonl", _texts(5, 70))
+
+    def kept_in(name: str) -> dict[str, bytes]:
+        dedup(DedupOptions(input=path, output=tmp_path / name, keep_signatures=True, workers=1, **SHAPE))
+        folder = tmp_path / name
+        files = (file for file in folder.glob("**/*") if file.is_file() and file.name != ".lock")
+        return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+    with durable_calls(monkeypatch) as calls:
+        expected = kept_in("whole")
+    assert sum(name.endswith(".run") for name in expected) > 2
+    first = next(n for n, (name, file) in enumerate(calls.seen) if name == "rename" and f"-> {CLUSTERS}" in file)
+    for at in range(first, len(calls.seen)):
+        with pytest.raises(ResourceError, match="No space left"), durable_calls(monkeypatch, at):
+            kept_in(f"stopped-{at}")
+        assert kept_in(f"stopped-{at}") == expected
 
 
 def test_no_duplicates_and_no_rows(tmp_path: Path) -> None:
