@@ -6,8 +6,11 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -542,6 +545,69 @@ def test_texts_that_share_every_band_are_linear_work(tmp_path: Path) -> None:
     assert _removed(tmp_path / "out") == [False] * 60 + [True]
     unverified = dataclasses.replace(options, output=tmp_path / "all", verify=0)
     assert dedup(unverified).removed == 60
+
+
+def _in_process(code: str, *words: str, hash_seed: str = "0") -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+_STAGES = """
+import resource, sys
+from mdata.dedup.dedup import DedupOptions, run_stage
+output, megabytes, stages, *inputs = sys.argv[1:]
+# Of what numpy and other libraries take when they are loaded, nothing counts.
+used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) << 10
+limit = used + (int(megabytes) << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+options = DedupOptions(input=inputs, output=output, bands=2, rows=2, ngram=2, verify=0.5, workers=1)
+for stage in stages.split():
+    run_stage(options, stage)
+"""
+
+
+def test_the_seed_of_pythons_hashes_changes_no_byte(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", _texts(4))
+    for seed in ("1", "2"):
+        _in_process(_STAGES, str(tmp_path / seed), "4000", "sign match sets verify group", str(path), hash_seed=seed)
+    for name in RESULTS:
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+@pytest.mark.soak
+def test_memory_of_each_stage_is_bounded(tmp_path: Path) -> None:
+    """Each document is there twice, so that pairs are as many as documents."""
+    count = 1_500_000
+    path = tmp_path / "a.jsonl"
+    with path.open("w") as file:
+        for _ in range(2):
+            file.writelines(f'{{"text": "a{number} b c{number}"}}\n' for number in range(count))
+    out = str(tmp_path / "out")
+    for stage, megabytes in (("sign", 250), ("match", 128), ("sets", 300), ("verify", 250), ("group", 24 + 200)):
+        _in_process(_STAGES, out, str(megabytes), stage, str(path))
+    assert sum(_removed(tmp_path / "out")) == count
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("piece", ["one two three four five ", "a", "\u4e2d", "\u00e9 ", "..."])
+def test_a_document_of_60_mb_is_compared(piece: str, tmp_path: Path) -> None:
+    text = piece * (60_000_000 // len(piece.encode()))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for _ in "ab"))
+    _in_process(_STAGES, str(tmp_path / "out"), "3000", "sign match sets verify group", str(tmp_path / "a.jsonl"))
+    assert _removed(tmp_path / "out") == [False, True]
+
+
+def test_lone_surrogates_and_single_words(tmp_path: Path) -> None:
+    lines = ['{"text": "\\ud800 a b c"}'] * 2 + [
+        json.dumps({"text": text}) for text in ("Word", "word", "", "", "other")
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    dedup(DedupOptions(input=tmp_path / "a.jsonl", output=tmp_path / "out", **SHAPE))
+    # A row with a lone surrogate is a bad row, and left to preprocess; single and no words are compared as a whole.
+    assert _removed(tmp_path / "out") == [False, False, False, True, False, True, False]
 
 
 def _preprocessed(folder: Path, inputs: list[Path], **more: object) -> mdata.PreprocessOptions:
