@@ -14,6 +14,8 @@
 namespace mdata::suffixes {
 
 using Index = std::int32_t;
+// Text is fetched for the suffix that comes so many later: each lies somewhere else.
+constexpr std::size_t kAhead = 32;
 
 // Fills `suffixes` with the positions of `text`, whose symbols are below `alphabet`, in the order of what begins there.
 template <typename Symbol>
@@ -26,6 +28,9 @@ void induced_sort(std::span<const Symbol> text, std::size_t alphabet, std::span<
     }
     const auto at = [&](Index position) { return static_cast<std::size_t>(text[static_cast<std::size_t>(position)]); };
     const auto place = [&](std::size_t number) -> Index& { return suffixes[number]; };
+    const auto fetch = [&](Index position) {
+        if (position >= 0) __builtin_prefetch(&text[static_cast<std::size_t>(position)]);
+    };
     // Whether a suffix is smaller than the one that begins after it; the end of the text is smaller than all.
     std::vector<bool> is_small(text.size());
     for (Index position = size - 2; position >= 0; --position) {
@@ -48,18 +53,23 @@ void induced_sort(std::span<const Symbol> text, std::size_t alphabet, std::span<
         for (std::size_t number = leftmost.size(); number-- > 0;)
             place(static_cast<std::size_t>(--tails[at(leftmost[number])])) = leftmost[number];
         heads.assign(counts.begin(), counts.end() - 1);
-        const auto push_large = [&](Index position) {
-            if (position >= 0 && !is_small[static_cast<std::size_t>(position)])
-                place(static_cast<std::size_t>(heads[at(position)]++)) = position;
-        };
-        push_large(size - 1);
-        for (std::size_t number = 0; number < suffixes.size(); ++number)
-            if (place(number) > 0) push_large(place(number) - 1);
+        place(static_cast<std::size_t>(heads[at(size - 1)]++)) = size - 1;
+        // Symbols tell whether a suffix is large or small, so that nothing else is read at places without order.
+        for (std::size_t number = 0; number < suffixes.size(); ++number) {
+            if (number + kAhead < suffixes.size()) fetch(place(number + kAhead) - 1);
+            const Index before = place(number) - 1;
+            if (before >= 0 && at(before) >= at(before + 1))
+                place(static_cast<std::size_t>(heads[at(before)]++)) = before;
+        }
         tails.assign(counts.begin() + 1, counts.end());
         for (std::size_t number = suffixes.size(); number-- > 0;) {
+            if (number >= kAhead) fetch(place(number - kAhead) - 1);
             const Index before = place(number) - 1;
-            if (before >= 0 && is_small[static_cast<std::size_t>(before)])
-                place(static_cast<std::size_t>(--tails[at(before)])) = before;
+            if (before < 0) continue;
+            const std::size_t here = at(before), next = at(before + 1);
+            // Small suffixes of a symbol are behind its large ones, and fill its range from the end.
+            if (here < next || (here == next && static_cast<Index>(number) >= tails[next]))
+                place(static_cast<std::size_t>(--tails[here])) = before;
         }
     };
     std::vector<Index> leftmost;
@@ -70,19 +80,26 @@ void induced_sort(std::span<const Symbol> text, std::size_t alphabet, std::span<
     // Each substring from one leftmost small suffix to the next gets a number, in their order.
     std::vector<Index> sorted;
     sorted.reserve(leftmost.size());
-    for (const Index position : suffixes)
-        if (is_leftmost(position)) sorted.push_back(position);
+    for (std::size_t symbol = 0; symbol < alphabet; ++symbol) {
+        const auto end = static_cast<std::size_t>(counts[symbol + 1]);
+        for (auto number = static_cast<std::size_t>(tails[symbol]); number < end; ++number) {
+            if (number + kAhead < suffixes.size()) fetch(place(number + kAhead) - 1);
+            const Index position = place(number);
+            if (position > 0 && at(position - 1) > symbol) sorted.push_back(position);
+        }
+    }
     std::vector<Index> number_of(text.size() / 2 + 1, -1);  // of the substring that begins at twice this, or one more
     const auto end_of = [&](Index position) {
         for (++position; position < size; ++position)
             if (is_leftmost(position)) return position + 1;
         return size;
     };
-    Index number = 0;
+    Index number = 0, other_end = end_of(sorted[0]);
     for (std::size_t each = 0; each < sorted.size(); ++each) {
+        if (each + kAhead < sorted.size()) fetch(sorted[each + kAhead]);
         if (each > 0) {
-            const Index one = sorted[each - 1], other = sorted[each];
-            const Index one_end = end_of(one), other_end = end_of(other);
+            const Index one = sorted[each - 1], other = sorted[each], one_end = other_end;
+            other_end = end_of(other);
             const bool are_equal =
                 one_end != size && other_end != size && one_end - one == other_end - other &&  // the end is unique
                 std::equal(text.begin() + one, text.begin() + one_end, text.begin() + other);
@@ -139,6 +156,8 @@ inline std::vector<std::int64_t> repeated_ranges(std::span<const std::uint8_t> t
         std::size_t members = 0;
         for (end_at = begin_at; end_at < suffixes.size(); ++end_at) {
             const Index position = suffixes[end_at];
+            if (end_at + kAhead < suffixes.size())
+                __builtin_prefetch(&text[static_cast<std::size_t>(suffixes[end_at + kAhead])]);
             if (!is_inside[static_cast<std::size_t>(position)]) continue;
             if (before >= 0 && !same(before, position)) break;
             first = before < 0 ? position : std::min(first, position);
