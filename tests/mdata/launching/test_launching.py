@@ -313,6 +313,17 @@ def test_arrays_of_a_stage_wait_for_those_before_and_are_submitted_again_with_th
     assert [wait for *_, wait in again[2]] == [[name for name, *_ in again[1]]]
 
 
+def test_the_report_of_decontaminate_waits_for_all_parts(here, monkeypatch):
+    queue = Queue(monkeypatch)
+    (here / "eval.jsonl").write_text('{"text": "one two three four five six seven eight"}\n')
+    words = ["--", "decontaminate", "--input", "in", "--against", "eval.jsonl", "--output", "out"]
+    assert main(["launch", "slurm", "--parts", "3", *words]) == 0
+    parts, report = queue.of("parts"), queue.of("report")
+    assert [tasks for _, tasks, _ in parts] == ["1-2", "1"] and [wait for *_, wait in parts] == [None, None]
+    assert [(tasks, wait) for _, tasks, wait in report] == [("2", [name for name, *_ in parts])]
+    assert load_job(here / "out").words_of(4) == [*words[1:], "--parts", "3"]
+
+
 def test_slurm_that_is_not_here_is_said(here, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(here))
     assert launch("slurm") == 2
