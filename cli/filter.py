@@ -44,6 +44,6 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     facts = dict(result.summary)
     lines = [text_of(result, rows_only=arguments.rows_only)]
     lines += [sentence(f"scores, {name}", facts[name]) for name in ("all", "kept")]
-    if missing := facts["kept"]["count"] - result.kept:
-        lines.append(f"{missing} of the kept scores name no row of the input")
+    if without_row := facts["without_row"] if arguments.shard is None else 0:
+        lines.append(f"{without_row:,} lines of {arguments.by} have the id of no row")
     console.result("\n".join(lines), {**facts_of(result), "scores": facts})

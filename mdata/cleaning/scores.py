@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,7 +77,8 @@ def filter_by_scores(options: TextJobOptions, rules: FilterRules, progress: Prog
     """Keep the rows with the lowest or highest scores; an interrupted command continues.
 
     Raises:
-        UsageError: two lines of scores for one row, or a share that is none. BadInputError: as `read_scores`.
+        UsageError: two lines of scores for one row, none for any row, or a share that is none. BadInputError: as
+        `read_scores`.
     """
     scores = read_scores(rules.by, rules.name)
     if twice := next((id for id, count in Counter(one.id for one in scores).items() if count > 1), None):
@@ -87,7 +88,16 @@ def filter_by_scores(options: TextJobOptions, rules: FilterRules, progress: Prog
     summary = {"scores": len(scores), "all": statistics(values), "kept": statistics([one.score or 0.0 for one in kept])}
     ids = frozenset(one.id for one in scores)
     work = _Filter(frozenset(one.id for one in kept), ids, _digest(scores, rules), summary)
-    return run_text_job(options, work, progress)
+    result = run_text_job(options, work, progress)
+    if result.rows and not result.kept and set(result.removed) == {"not-scored"} and options.shard is None:
+        raise UsageError(
+            f"no line of {rules.by} has the id of a row of the input",
+            found=f"id {scores[0].id[:40] if scores else 'none'} there, {result.removed['not-scored']:,} rows of other ids",
+            expected=f"the scores of these rows: equal values of {' or '.join(IDS)}",
+            fix=f"remove {result.folder}, which holds no row, and give the scores of this input",
+        )
+    matched = result.kept + result.removed.get("score", 0)
+    return replace(result, summary={**result.summary, "without_row": max(0, len(ids) - matched)})
 
 
 def chosen(scores: Sequence[Scored], share: Fraction, *, highest: bool = False) -> list[Scored]:

@@ -53,18 +53,16 @@ def test_rows_are_filtered_and_lines_stay_as_they_are(tmp_path: Path, capsys: py
     assert "3 of 7 rows stay" in said and "3  score\n" in said and "1  not-scored\n" in said
     assert "scores, kept: 3, mean 0.1667" in said
     assert main([*words, "--keep-lowest", "0.5"]) == 0 and "3 of 7 rows stay" in capsys.readouterr().out
-    assert "name no row" not in said
     assert main([*words, "--keep-highest", "0.2"]) == 2 and "holds the result of other" in capsys.readouterr().err
     assert main(["scores", scores, "--score", "bad"]) == 0
     assert "6 lines, 1 without a score" in capsys.readouterr().out
 
 
-def test_scores_of_no_row_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Ids may be those of another file, or texts where rows have numbers."""
-    source = write(tmp_path / "a.jsonl", [{"id": n, "text": "a"} for n in range(3)])
-    by = write(tmp_path / "s.jsonl", [{"id": id, "score": 0} for id in (0, "1", "2", 7)])
-    assert main(["filter", "--input", source, "--by", by, "--keep-lowest", "1", "--output", str(tmp_path / "out")]) == 0
-    assert "3 of the kept scores name no row of the input" in capsys.readouterr().out
+def test_scores_without_a_row_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = write(tmp_path / "a.jsonl", [{"id": n, "text": "a"} for n in range(2)])
+    by = write(tmp_path / "s.jsonl", [{"id": n, "score": n} for n in range(1, 6)])
+    words = ["filter", "--input", source, "--by", by, "--keep-lowest", "1", "--output", str(tmp_path / "out")]
+    assert main(words) == 0 and f"4 lines of {by} have the id of no row" in capsys.readouterr().out
 
 
 def test_what_scores_cannot_be_is_named(tmp_path: Path):
@@ -92,6 +90,7 @@ def test_what_scores_cannot_be_is_named(tmp_path: Path):
         ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}] * 2, "0.5", "scores a row twice"),
         ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}], "50%", "--keep-lowest is 50%"),
         ([{"text": "a"}], [{"id": 1, "score": 1}], "1", "has no id"),
+        ([{"id": "1", "text": "a"}], [{"id": 1, "score": 1}], "1", "found: id 1 there, 1 rows of other ids"),
     ],
 )
 def test_what_cannot_be_filtered_is_said(tmp_path, capsys, rows, scores, share, reason):
