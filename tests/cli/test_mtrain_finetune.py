@@ -108,6 +108,8 @@ def test_adapters_are_trained_and_go_on_from_a_folder_of_peft(here: Path, capsys
     (here / "tiny").rename(here / "moved")
     assert main(["train", "runs/tiny-chats/run.toml", "train.steps=9", "optimizer.decay_steps=9"]) == 2
     assert "checkpoint.init_from = tiny: there is no folder tiny" in capsys.readouterr().err
+    assert main(["check", "runs/tiny-chats/run.toml"]) == 2
+    assert "checkpoint.init_from = tiny: there is no folder tiny" in capsys.readouterr().err
 
 
 def test_texts_are_packed_and_print_does_not_train(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,6 +195,7 @@ def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixtur
         (["tiny", "chats.jsonl", "--lora", "0"], "--lora is 0\n  expected: integer >= 1"),
         (["tiny", "chats.jsonl", "--lora", "-1"], "--lora is -1\n  expected: integer >= 1"),
         (["tiny", "pairs.jsonl", "--dpo", "--beta", "0"], "--beta is 0.0"),
+        (["tiny", "pairs.jsonl", "--dpo", "train.dpo_beta=0"], "train.dpo_beta is 0"),
         (["tiny", "chats.jsonl", "--beta", "0.1"], "--beta is an option of --dpo"),
         (["tiny", "chats.jsonl", "--dpo", "--task", "classify"], "--task classify and --dpo exclude each other"),
         (["tiny", "chats.jsonl", "--lora", "4", "--task", "mnli"], "--task mnli and --lora exclude each other"),

@@ -26,6 +26,7 @@ from trainer.checkpoint.object_folder import LATEST
 from trainer.checkpoint.save import together
 from trainer.config.parse import parse_config, problems_error, sub_sections, value_text
 from trainer.config.sections import OptimizerSection, RunConfig, TrainSection
+from trainer.convert.convert import open_model
 from trainer.convert.first_state import FirstState, first_state
 from trainer.models.family import family_of
 from trainer.optim.schedules import Rates, rates
@@ -183,6 +184,7 @@ def _conflicts(
         *(_data_conflict(data, run, folder, asked=config, stored=stored) if data is not None else ()),
         *_optimizer_conflict(config, stored, folder),
         *_rate_conflict(config, stored, done_in(run)),
+        *_frozen_conflict(config),
     ]
     if conflicts and resume_point.warning:
         fix = f"write the name of another checkpoint into {folder.parent / LATEST}"
@@ -531,6 +533,15 @@ def _optimizer_conflict(config: RunConfig, stored: RunConfig | None, folder: Loc
             expected=f"optimizer.name {stored.optimizer.name}",
             fix="restore optimizer.name, or start a new run in another run.folder",
         )
+
+
+def _frozen_conflict(config: RunConfig) -> Iterator[UsageError]:
+    """Adapters whose frozen weights cannot be read; the engine compares their hash."""
+    if config.model.lora is not None and (first := config.checkpoint.init_from) is not None:
+        try:
+            open_model(location_of(first))
+        except UsageError as error:
+            yield UsageError(f"checkpoint.init_from = {first}: {error}")
 
 
 def _function(config: RunConfig, data: RunData | None) -> dict[str, Any]:
