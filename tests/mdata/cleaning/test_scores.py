@@ -90,7 +90,7 @@ def test_what_scores_cannot_be_is_named(tmp_path: Path):
         ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}] * 2, "0.5", "scores a row twice"),
         ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}], "50%", "--keep-lowest is 50%"),
         ([{"text": "a"}], [{"id": 1, "score": 1}], "1", "has no id"),
-        ([{"id": "1", "text": "a"}], [{"id": 1, "score": 1}], "1", "found: id 1 there, 1 rows of other ids"),
+        ([{"id": "1", "text": "a"}], [{"id": 1, "score": 1}], "1", "found: id 1 there; 1 rows of other ids"),
     ],
 )
 def test_what_cannot_be_filtered_is_said(tmp_path, capsys, rows, scores, share, reason):
