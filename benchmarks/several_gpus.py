@@ -2,11 +2,13 @@
 
     python benchmarks/several_gpus.py [--rows llama7b-tp2 ...] [--rounds 1] [--peers] [--out FILE.json]
     python benchmarks/several_gpus.py --rows llama7b-tp2 --profile FOLDER
+    python benchmarks/several_gpus.py --rows llama7b-tp2 --forecast H100
 
 A row is a shape, a layout and the microbatches of a rank; see ROWS. Tokens/s are per GPU: medians of two-step blocks,
 one wait for the device after each. Weights are drawn on the device, tokens are random and lie there. With --peers each
 row that megatron-core can run is followed by it, rows with experts by each of its two dispatchers, and a table comes
-last. "llama5b" and "llama4b" are the first 24 and 20 layers of Llama-2-7B, for GPUs of 80 GB.
+last. "llama5b" and "llama4b" are the first 24 and 20 layers of Llama-2-7B, for GPUs of 80 GB; "llama8b" is Llama-3's,
+"llama70b-16l" begins Llama-2-70B, "qwen3moe-32l" Qwen3-30B-A3B. --forecast prints what `mtrain plan` expects of rows.
 
 With --graphs each row of ours is run twice, with `kernels.cuda_graphs` off and on; the second is called "NAME+graphs".
 "NAME+overlap" also sets `kernels.overlap_passes`.
@@ -58,7 +60,10 @@ from trainer.optim import data_parallel
 from trainer.parallel.collectives import Group, Pending, gather_objects
 from trainer.parallel.mesh import mesh_of
 from trainer.parallel.world import join_world
+from trainer.plan.devices import DEVICES, GIB, Device, device_named
+from trainer.plan.memory import activation_bytes, state_bytes
 from trainer.plan.plan import Plan, make_plan
+from trainer.plan.step_time import step_time
 
 LLAMA7B = SHAPES["llama1b"][3] | {
     "num_layers": 32,
@@ -70,10 +75,26 @@ LLAMA7B = SHAPES["llama1b"][3] | {
     "tie_embeddings": False,
     "rope_theta": 10000.0,
 }
+LLAMA8B = SHAPES["llama1b"][3] | {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_heads": 32,
+    "ffn_hidden_size": 14336,
+    "tie_embeddings": False,
+}
+LLAMA70B = LLAMA7B | {  # its first 16 layers of 80
+    "num_layers": 16,
+    "hidden_size": 8192,
+    "num_heads": 64,
+    "num_kv_heads": 8,
+    "ffn_hidden_size": 28672,
+}
+QWEN3MOE = SHAPES["qwen3moe-4l"][3] | {"num_layers": 32, "tie_embeddings": False}  # of 48
 LLAMA5B, LLAMA4B = LLAMA7B | {"num_layers": 24}, LLAMA7B | {"num_layers": 20}
 QWEN3MOE_SHARED = SHAPES["qwen3moe-4l"][3] | {
     "moe": dataclasses.replace(SHAPES["qwen3moe-4l"][3]["moe"], shared_ffn_hidden_size=1536)
 }
+SP: dict[str, Any] = {"sequence_parallel": True}
 BUFFER = {"expert_dispatch": "all_to_all", "expert_buffer": 1.5}
 # name -> (ranks, sequence length, micro batch, microbatches of a rank, model, keys of the sections below)
 ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
@@ -191,8 +212,31 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
         SHAPES["qwen3moe-4l"][3],
         {"ep": 4, "etp": 1, "tp": 2, "sequence_parallel": True},
     ),
+    "llama8b-tp2-pp2-dp2": (8, 4096, 1, 16, LLAMA8B, {"tp": 2, **SP, "pp": 2, "schedule": "zb_v"}),
+    "llama8b-tp2-pp2-dp2-fp8": (8, 4096, 1, 16, LLAMA8B, {"tp": 2, **SP, "pp": 2, "fp8": "delayed"}),
+    "llama8b-tp2-pp2-dp2-1f1b": (8, 4096, 1, 16, LLAMA8B, {"tp": 2, **SP, "pp": 2}),
+    "llama8b-dp8": (8, 4096, 1, 8, LLAMA8B, {}),
+    "llama8b-dp8-parameters": (8, 4096, 1, 8, LLAMA8B, {"sharding": "parameters"}),
+    "llama8b-tp8": (8, 4096, 1, 16, LLAMA8B, {"tp": 8, **SP}),
+    "llama8b-tp8-fp8": (8, 4096, 1, 16, LLAMA8B, {"tp": 8, **SP, "fp8": "delayed"}),
+    "qwen3moe-32l-ep8": (8, 4096, 1, 8, QWEN3MOE, {"ep": 8}),
+    "llama8b-tp4-dp2": (8, 4096, 1, 16, LLAMA8B, {"tp": 4, **SP}),
+    "llama8b-pp4-tp2": (8, 4096, 1, 16, LLAMA8B, {"tp": 2, **SP, "pp": 4, "schedule": "zb_v"}),
+    "llama8b-128k-cp4-tp2": (8, 131072, 1, 2, LLAMA8B, {"cp": 4, "tp": 2, **SP, "mode": "full"}),
+    "llama70b-16l-tp8": (8, 4096, 1, 16, LLAMA70B, {"tp": 8, **SP}),
+    "llama70b-16l-tp8-fp8": (8, 4096, 1, 16, LLAMA70B, {"tp": 8, **SP, "fp8": "delayed"}),
+    "qwen3moe-32l-ep4-tp2": (8, 4096, 1, 16, QWEN3MOE, {"ep": 4, "tp": 2, **SP}),
 }
-SECTIONS = ("mesh", "optimizer", "precision", "kernels")  # whose keys a row may set; of one name, the first
+# The same work of each rank, or the same of all, on more and more ranks.
+ROWS |= {f"llama3b-weak-{n}": (n, 4096, 1, 8, SHAPES["llama3b"][3], {}) for n in (1, 2, 4, 8)}
+ROWS |= {f"llama3b-strong-{n}": (n, 4096, 1, 64 // n, SHAPES["llama3b"][3], {}) for n in (1, 2, 4, 8)}
+SECTIONS = (
+    "mesh",
+    "optimizer",
+    "precision",
+    "kernels",
+    "recompute",
+)  # whose keys a row may set; of one name, the first
 CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 5, 2, 2  # graphs are recorded in the second step
 NARROW_TOKENS = 256
 RUN_LIMIT_S = "180"  # of the ranks of one row
@@ -215,6 +259,19 @@ def row_config(name: str, *, narrow: bool = False) -> RunConfig:
     batch = micro_batch * microbatches * ranks // (mesh.tp * mesh.cp * mesh.pp)
     train = dataclasses.replace(config.train, sequence_length=length, micro_batch=micro_batch, global_batch=batch)
     return dataclasses.replace(config, model=type(config.model)(**model), train=train, **changed)
+
+
+def forecast(names: Sequence[str], device: Device) -> str:
+    """What `mtrain plan` expects of rows: tokens/s of a GPU, the share of its peak rate, and GiB."""
+    lines = ["| row | tokens/s | MFU | GiB |", "|---|---|---|---|"]
+    for name in names:
+        config = row_config(name)
+        plan = make_plan(config, ROWS[name.partition("+")[0]][0], facts=None)
+        seconds = step_time(config, plan, device=device, gpus_per_node=8).total
+        tokens = plan.tokens_per_step / plan.world_size / seconds
+        gib = (state_bytes(config, plan) + activation_bytes(config, plan)) / GIB
+        lines.append(f"| {name} | {tokens:,.0f} | {tokens * plan.flops_per_token / device.flops:.1%} | {gib:.1f} |")
+    return "\n".join(lines)
 
 
 def peers_of(name: str) -> dict[str, Megatron]:
@@ -428,9 +485,15 @@ def main() -> None:
     parser.add_argument("--profile", default="", help="folder for a table of kernels of the first rank")
     parser.add_argument("--out", help="file for all rows as JSON")
     parser.add_argument("--graphs", action="store_true", help="each row also with CUDA graphs")
+    parser.add_argument(
+        "--forecast", choices=[d.name for d in DEVICES], help="print what is expected on this GPU; no run"
+    )
     parser.add_argument("--row", help="measure this one; started by torchrun")
     parser.add_argument("--peer", default="", help="with --row: which of its peers")
     arguments = parser.parse_args()
+    if device := device_named(arguments.forecast or ""):
+        print(forecast(arguments.rows or list(ROWS), device))
+        return
     if arguments.row:
         found = measure(arguments.row, peer=arguments.peer, narrow=arguments.narrow, profile=arguments.profile)
         if found.pop("main"):

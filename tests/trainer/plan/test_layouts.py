@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.one_gpu_options import row_config
 from benchmarks.several_gpus import ROWS as ROWS_OF_TWO
+from benchmarks.several_gpus import SECTIONS
 from benchmarks.several_gpus import row_config as several_row
 from tests.trainer.plan.test_plan import config as sound
 from tests.trainer.plan.test_plan import vars_of
@@ -78,8 +79,17 @@ def test_rows_of_several_gpus_are_runs_that_can_start(row):
     """Those whose GPUs this project has not had: no problem, and every key of a row is one of the run's."""
     config, (ranks, *_, keys) = several_row(row), ROWS_OF_TWO[row]
     assert check(config, ranks, facts=None) == []
-    sections = [vars_of(getattr(config, name)) for name in ("mesh", "optimizer", "precision", "kernels")]
+    sections = [vars_of(getattr(config, name)) for name in SECTIONS]
     assert keys.items() <= {item for section in sections for item in section}
+
+
+@pytest.mark.parametrize("row", [row for row, (ranks, *_) in ROWS_OF_TWO.items() if ranks == 8])
+def test_rows_of_eight_gpus_fit_80_gb(row):
+    """Memory by the plan; layouts of eight have not been run yet."""
+    config = several_row(row)
+    plan = make_plan(config, 8, facts=None)
+    needed = state_bytes(config, plan) + activation_bytes(config, plan)
+    assert 10 * GIB < needed < USABLE * H100.memory_bytes
 
 
 def test_the_operations_of_a_stage_are_those_of_the_model():
