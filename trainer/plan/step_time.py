@@ -130,16 +130,25 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
     looked_up = (place.stage == 0) * plan.micro_batch * plan.sample_tokens // plan.cp * plan.shape.hidden_size
     keys = _gathered_keys(config, plan) * layers * element
     gathered = keys * plan.micro_batch * plan.sample_tokens * (plan.cp - 1) / plan.cp
-    return StepTime(
+    time = StepTime(
         products=products / device.flops,
         attention=cost.attention_flops / (share * device.flops),
         memory=(cost.moved_bytes + looked_up * LOOKUP_BYTES) / (devices.MEMORY * device.bandwidth),
-        idle=cost.passes * devices.PASS_S,
-        tensor_parallel=cost.sent_bytes / rates.among(plan.tp),
+        idle=0.0,
+        tensor_parallel=cost.sent_bytes / rates.among(plan.tp) * devices.LINK / devices.TENSOR_PARALLEL_LINK,
         context_parallel=2 * gathered / rates.among(plan.tp * plan.cp),
         data_parallel=0.0,
         update=0.0,
     )
+    waits = max(0.0, cost.passes * (devices.TENSOR_PARALLEL_PASS_S if plan.tp > 1 else 0.0) - time.total)
+    return dataclasses.replace(time, idle=max(cost.passes * devices.PASS_S, waits * _launched_one_by_one(config, plan)))
+
+
+def _launched_one_by_one(config: RunConfig, plan: Plan) -> float:
+    """The share of microbatches that are not launched as CUDA graphs; see pipeline/graphs.py."""
+    if config.kernels.cuda_graphs != "on":
+        return 1.0
+    return min(1.0, 2 / plan.num_microbatches) if plan.dp * plan.cp > 1 else 0.0
 
 
 def _gathered_keys(config: RunConfig, plan: Plan) -> int:

@@ -21,7 +21,7 @@ from trainer.models.family import family_of
 from trainer.parallel.params import Place
 from trainer.plan import layouts
 from trainer.plan.check import check
-from trainer.plan.devices import GIB, PRODUCTS, device_named
+from trainer.plan.devices import GIB, PRODUCTS, STEP_S, device_named
 from trainer.plan.layouts import Hardware, find_layouts, problems_of_every_layout
 from trainer.plan.memory import USABLE, activation_bytes, state_bytes
 from trainer.plan.plan import make_plan
@@ -72,6 +72,32 @@ def test_estimates_are_near_what_was_measured(config, ranks, device, speed, gib)
     time = step_time(config, plan, device=device, gpus_per_node=8)
     assert plan.tokens_per_step / ranks / time.total == pytest.approx(speed, rel=0.1)
     assert (state_bytes(config, plan) + activation_bytes(config, plan)) / GIB == pytest.approx(gib, rel=0.05)
+
+
+@pytest.mark.parametrize(("device", "speed"), [(H200, 8_794), (H200, 8_872), (H100, 8_582)])
+def test_graphs_leave_tensor_parallelism_its_communication(device, speed):
+    """llama7b on tp 4 of three machines; one by one the host, which differs between machines, limits the step."""
+    times = [
+        step_time(config, make_plan(config, 4, facts=None), device=device, gpus_per_node=8)
+        for config in map(several_row, ("llama7b-tp4+graphs", "llama7b-tp4"))
+    ]
+    tokens = make_plan(several_row("llama7b-tp4"), 4, facts=None).tokens_per_step / 4
+    assert tokens / times[0].total == pytest.approx(speed, rel=0.1)
+    assert times[1].idle > 0.5 > times[0].idle
+
+
+def test_graphs_of_data_parallel_ranks_leave_two_microbatches_to_the_host():
+    """The first and the last: of 4 half, of 8 a quarter of what is waited for without graphs."""
+    shape = {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "vocab_size": 512}
+    waits = {}
+    for batch in (8, 16):
+        for graphs in ("off", "on"):
+            train = {"global_batch": batch, "micro_batch": 1}
+            config = sound(mesh={"tp": 2}, model=shape, train=train, kernels={"cuda_graphs": graphs})
+            plan = make_plan(config, 4, facts=None)
+            waits[batch, graphs] = step_time(config, plan, device=H100, gpus_per_node=8).idle - STEP_S
+    assert waits[8, "on"] == pytest.approx(waits[8, "off"] / 2)
+    assert waits[16, "on"] == pytest.approx(waits[16, "off"] / 4)
 
 
 @pytest.mark.parametrize("row", ROWS_OF_TWO)
