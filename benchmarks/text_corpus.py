@@ -257,7 +257,7 @@ class Seen:
 def write_corpus(path: Path, size: int, spool, *, found: Places, options: argparse.Namespace) -> bool:
     """One corpus of `size` bytes, or with --less as many as keep the shares; whether there was enough text."""
     have = {kind: sum(length for _, length in places) for kind, places in found.items()}
-    possible = min(have[kind] / share for kind, share in SHARES.items())
+    possible = min(have[kind] / share for kind, share in SHARES.items() if share)
     enough = possible >= size
     if not enough:
         held = ", ".join(f"{kind} {amount / 1e6:.1f} MB" for kind, amount in have.items())
