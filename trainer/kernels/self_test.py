@@ -36,9 +36,10 @@ Results = Iterator[tuple[str, Tensor]]
 
 def differences(group: str, kernels: Any, *, device: torch.device, dtype: torch.dtype) -> str:
     """How the operations of one key of [kernels] differ from the plain ones; empty: within the tolerance."""
+    failures: tuple[type[Exception], ...] = (*refusals(), TypeError, AttributeError, ImportError, AssertionError)
     try:
         results = list(EXAMPLES[group](kernels, _draws(device), dtype))
-    except (*refusals(), TypeError, AttributeError, ImportError, AssertionError) as error:
+    except failures as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     expected = EXAMPLES[group](plain, _draws(device), torch.float32)
     for (name, actual), (_, right) in zip(results, expected, strict=True):
