@@ -41,7 +41,7 @@ from trainer.models.gpt import FAMILY as GPT
 from trainer.models.stage import NO_PAIR, Microbatch
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
-from trainer.plan.check import check
+from trainer.plan.check import check, why_not_recorded
 from trainer.plan.plan import make_plan
 from trainer.report.data import read_corpora, read_run
 from trainer.run.data import open_data, predicted_tokens, to_device
@@ -416,11 +416,15 @@ def test_a_run_does_not_continue_with_other_samples(corpora, tmp_path, kind, cha
     assert "extra_token" not in str(caught.value), "data.kind decides it"
 
 
-@pytest.mark.parametrize(("kind", "why"), [("bert", "have padding, whose length differs"), ("chat", "document bounds")])
-def test_passes_of_rows_that_differ_are_not_recorded(corpora, tmp_path, kind, why):
-    config = replace(config_of(corpora, tmp_path, kind), kernels=KernelsSection(cuda_graphs="on"))
-    (problem,) = check(config, 1, facts=None)
-    assert problem.startswith('kernels.cuda_graphs="on" cannot be used') and why in problem
+def test_passes_of_rows_that_differ_are_not_recorded(corpora, tmp_path):
+    graphs = KernelsSection(cuda_graphs="on")
+    (problem,) = check(replace(config_of(corpora, tmp_path, "chat"), kernels=graphs), 1, facts=None)
+    assert problem.startswith('kernels.cuda_graphs="on" cannot be used') and "document bounds" in problem
+    for kind in ("bert", "t5"):  # each size of rows without padding has recordings
+        config = replace(config_of(corpora, tmp_path, kind), kernels=graphs)
+        assert not list(check(config, 1, facts=None))
+    classes = replace(config, data=replace(config.data, kind="classify"))
+    assert "have padding, whose length differs" in why_not_recorded(classes, data_parallel=1)
 
 
 def test_a_family_is_told_which_kinds_it_trains_on(corpora, tmp_path):
