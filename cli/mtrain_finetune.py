@@ -256,8 +256,15 @@ def _given(overrides: list[str]) -> Tables:
 
 
 def _check_family(model: ModelFolder, arguments: argparse.Namespace) -> None:
+    from trainer.models.gpt.check import without_lora
+
     kinds, name = model.family.data_kinds, arguments.model
     if ("classify" if arguments.task else "chat") in kinds:
+        if arguments.lora is not None and (sections := without_lora(model.config.model)):
+            raise UsageError(
+                f"--lora does not support {', '.join(f'[model.{section}]' for section in sections)} of {name}",
+                fix="leave --lora out to train all weights",
+            )
         return
     if arguments.task:
         raise UsageError(

@@ -255,6 +255,15 @@ def test_new_tokens_begin_as_the_mean_and_are_exported(
     assert main([*wrong]) == 2 and "checkpoint.new_rows_from = 400 does not fit" in capsys.readouterr().err
 
 
+def test_adapters_of_experts_are_refused_before_data_is_tokenized(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save("mixtral", here / "experts", max_position_embeddings=128)
+    assert finetune("experts", "chats.jsonl", "--lora", "4") == 2
+    assert "--lora does not support [model.moe] of experts\n  try: leave --lora" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
 def test_bad_records_stop_or_are_skipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = here / "bad.jsonl"
     bad.write_text((here / "chats.jsonl").read_text() + '{"other": 1}\n')

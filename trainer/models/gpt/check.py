@@ -213,6 +213,13 @@ def _later_problems(config: RunConfig) -> Iterator[str]:
         )
 
 
+def without_lora(model: ModelSection) -> list[str]:
+    """The sub-sections of a model that adapters do not support."""
+    return [
+        name for name in sub_sections("model") if name not in ("lora", "gpt_neox") and getattr(model, name) is not None
+    ]
+
+
 def _lora_problems(config: RunConfig) -> Iterator[str]:
     """What adapters cannot be combined with, and the frozen weights that they need."""
     model, lora, settings = config.model, config.model.lora, config.checkpoint
@@ -224,9 +231,8 @@ def _lora_problems(config: RunConfig) -> Iterator[str]:
         yield "checkpoint.new_rows_from asks for rows of the embedding, which [model.lora] freezes; leave it out"
     if settings.init_optimizer:
         yield "checkpoint.init_optimizer=true asks for moments of weights that [model.lora] freezes; leave it out"
-    for name in sub_sections("model"):
-        if name not in ("lora", "gpt_neox") and getattr(model, name) is not None:
-            yield f"[model.lora] does not support [model.{name}]; leave [model.lora] out to train all weights"
+    for name in without_lora(model):
+        yield f"[model.lora] does not support [model.{name}]; leave [model.lora] out to train all weights"
     if len({*lora.targets}) < len(lora.targets) or ("gate" in lora.targets and model.activation not in GATED):
         why = f'has no gate with model.activation="{model.activation}"' if "gate" in lora.targets else "lists one twice"
         yield f"model.lora.targets={list(lora.targets)} {why}; remove it"
