@@ -111,13 +111,12 @@ def with_moved_keys(tables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 def _valid_sections(tables: Mapping[str, Any]) -> dict[str, Any]:
     """All sections, without unknown keys, and with valid values in place of wrong and missing ones."""
-    values = {}
+    values, (tables, _) = {}, _with_preset(tables)
     for name, section in section_types().items():
         table = _table(tables, name)
         if table is None and "." in name:
             continue
-        table = table if isinstance(table, Mapping) else {}
-        arguments, _ = _parse_section(name, section, _with_preset(table)[0] if name == "model" else table)
+        arguments, _ = _parse_section(name, section, table if isinstance(table, Mapping) else {})
         for field in own_fields(section):
             hint = _hints(section)[field.name]
             if field.name in arguments and _value_problem("", arguments[field.name], hint):

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from mdata import UsageError
-from trainer.config.parse import dump_config, load_config, parse_config
+from trainer.config.parse import dump_config, load_config, parse_config, read_config
 from trainer.config.presets import PRESETS
 from trainer.config.sections import Preset
 from trainer.models.family import family_of
@@ -154,6 +154,13 @@ def test_only_a_key_that_was_written_is_blamed_for_what_it_needs(tmp_path):
     config = _config(tmp_path, 'preset = "llama3.2-1b"\nrope_scaling = "none"\nrope_beta_fast = 8.0')
     (problem,) = family_of(config).problems(config)
     assert problem.startswith("model.rope_beta_fast=8.0 needs ")
+
+
+def test_a_preset_counts_while_another_section_has_a_problem(tmp_path):
+    """Checked in place of it was a model of one feature, whose heads rope could not rotate."""
+    (tmp_path / "run.toml").write_text('[model]\npreset = "llama2-7b"\n')
+    read = read_config(tmp_path / "run.toml")
+    assert read.problems and (read.config.model.hidden_size, read.config.model.num_heads) == (4096, 32)
 
 
 def test_an_unknown_preset_names_the_nearest(tmp_path):
