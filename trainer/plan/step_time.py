@@ -125,11 +125,9 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
     share = devices.attention_share(plan.head_dim)
     if plan.cp > 1:
         share *= devices.CUDNN_CHUNKS if chunks_by_cudnn(config, plan) else devices.OTHER_CHUNKS
-    layers = len(place.blocks(plan.shape.num_layers))
     # The embedding, which the family's cost leaves out.
     looked_up = (place.stage == 0) * plan.micro_batch * plan.sample_tokens // plan.cp * plan.shape.hidden_size
-    keys = _gathered_keys(config, plan) * layers * element
-    gathered = keys * plan.micro_batch * plan.sample_tokens * (plan.cp - 1) / plan.cp
+    gathered = _gathered_numbers(config, plan, place) * element * (plan.cp - 1) / plan.cp
     time = StepTime(
         products=products / device.flops,
         attention=cost.attention_flops / (share * device.flops),
@@ -151,13 +149,18 @@ def _launched_one_by_one(config: RunConfig, plan: Plan) -> float:
     return min(1.0, 2 / plan.num_microbatches) if plan.dp * plan.cp > 1 else 0.0
 
 
-def _gathered_keys(config: RunConfig, plan: Plan) -> int:
-    """Numbers of a token that a layer gathers over cp: what it would keep of it in generation."""
+def _gathered_numbers(config: RunConfig, plan: Plan, place: Place) -> int:
+    """Numbers that a stage gathers over cp for a microbatch: what its layers would keep of each token in generation, or
+    of each of the 2 cp chunks of a row.
+    """
     if plan.cp == 1:
         return 0
-    family = family_of(config)
-    state = family.decode_state(plan.shape, family.kinds(plan.shape)[0])
-    return sum(map(math.prod, state.tensors.values())) // (plan.tp if state.divided else 1)
+    family, count = family_of(config), 0
+    for layer in place.blocks(plan.shape.num_layers):
+        state = family.decode_state(plan.shape, family.kinds(plan.shape)[layer])
+        of_row = plan.sample_tokens if state.per == "token" else 2 * plan.cp
+        count += of_row * sum(map(math.prod, state.tensors.values())) // (plan.tp if state.divided else 1)
+    return plan.micro_batch * count
 
 
 def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, computed: float) -> float:

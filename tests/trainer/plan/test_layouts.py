@@ -16,6 +16,7 @@ from benchmarks.several_gpus import SECTIONS
 from benchmarks.several_gpus import row_config as several_row
 from tests.trainer.plan.test_plan import config as sound
 from tests.trainer.plan.test_plan import vars_of
+from trainer.config.parse import parse_config
 from trainer.config.sections import MeshSection, RecomputeSection
 from trainer.models.family import family_of
 from trainer.parallel.params import Place
@@ -309,3 +310,21 @@ def test_problems_of_every_layout_are_not_those_of_a_mesh():
     broken = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=""))
     (problem,) = problems_of_every_layout(broken, hardware, facts=None)
     assert problem.startswith("run.folder is empty")
+
+
+@pytest.mark.parametrize("name", ["mamba2-1.3b", "nemotron-h-8b", "llama3.2-1b"])
+def test_over_cp_mixers_gather_states_of_rows_and_attention_keys_of_tokens(name):
+    """A state for each token made two ranks along cp 28 times slower than one."""
+    tables = {
+        "run": {"folder": "r"},
+        "model": {"preset": name, "vocab_size": 50304},
+        "data": {"blend": "mock"},
+        "mesh": {"cp": 2},
+        "train": {"sequence_length": 8192, "global_batch": 2, "micro_batch": 1, "steps": 1},
+        "optimizer": {"lr": 1e-3},
+        "precision": {"dtype": "bf16"},
+    }
+    config, problems = parse_config(tables)
+    assert config is not None, problems
+    time = step_time(config, make_plan(config, 2), device=H200, gpus_per_node=8)
+    assert 0 < time.context_parallel < 0.1 * time.products
