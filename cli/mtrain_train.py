@@ -215,7 +215,7 @@ def result_text(
         lines.append(result.goodput.text())
     if kind == "classify":
         lines += [f"predictions: {folder}/predictions", f"next: mtrain eval {folder} --task NAME --data FILE"]
-    elif Path(folder, "tokenizer").is_dir():  # mock data, and data without a manifest, have none
+    elif Path(folder, "tokenizer_facts.json").is_file():  # not of mock data, or data without a manifest
         blank = {"bert": "[MASK]", "t5": "<extra_id_0>"}.get(family)  # these models need a prompt
         prompt = f" --prompt 'The capital of {blank} is Paris.'" if blank else ""
         lines.append(f"next: mtrain generate {folder}{prompt}")

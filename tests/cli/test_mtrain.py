@@ -400,7 +400,8 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
     nothing = dataclasses.replace(result, loss=float("nan"))
     assert result_text(nothing, folder).startswith("step 9, none of its tokens counts in the loss")
     assert "generate" not in result_text(result, folder), "data without a tokenizer"
-    (tmp_path / "run" / "tokenizer").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tokenizer_facts.json").touch()
     text = result_text(result, folder)
     assert text.splitlines() == [
         "step 9, training loss 1.2346 nats per token",
