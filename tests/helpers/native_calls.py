@@ -147,6 +147,12 @@ def texts() -> Calls:
     yield "WordPiece.__init__", make
     words = make()
     yield "WordPiece.encode", lambda: words.encode(some, [1], [2])
+    tokens = {bytes([byte]): byte for byte in range(256)} | {
+        f"word{number}".encode(): number for number in range(20_000)
+    }
+    yield "GreedyTrie.__init__", lambda: _core.GreedyTrie(tokens)
+    trie = _core.GreedyTrie(tokens)
+    yield "GreedyTrie.encode", lambda: trie.encode(some)
     pieces = ["<unk>", "\N{LOWER ONE EIGHTH BLOCK}", "w", "o", "r", "d", "wo", "rd"]
     scores = -np.arange(len(pieces), dtype=np.float32)
     subwords = _core.SentencePiece(pieces, scores, bytes([2, *[1] * 7]), b"", True, False, False)

@@ -189,7 +189,7 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     tp, cp, train = config.mesh.tp, config.mesh.cp, config.train
     cut, kv_heads = family_of(config).cut_by_tp(config), config.model.num_kv_heads or config.model.num_heads
     fit = [size for size in common_divisors(*cut.values()) if not (kv_heads % size and size % kv_heads)]
-    remedy = f"choose mesh.tp from {listed(fit)}"
+    remedy = f"choose mesh.tp from {listed(fit)}" if len(fit) > 1 else "set mesh.tp=1"
     for setting, size in cut.items():
         if size % tp:
             yield f"{setting}={size} is not a multiple of mesh.tp={tp}; {remedy}"

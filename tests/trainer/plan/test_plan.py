@@ -151,7 +151,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"model": {"num_heads": 12, "hidden_size": 96, "num_kv_heads": 3}, "mesh": {"tp": 4}},
             4,
-            "model.num_kv_heads=3 is neither a multiple nor a divisor of mesh.tp=4; choose mesh.tp from 1",
+            "model.num_kv_heads=3 is neither a multiple nor a divisor of mesh.tp=4; set mesh.tp=1",
         ),
         (
             {"model": {"position": "learned", "rope_scaling": "linear", "rope_factor": 2.0}},
@@ -215,12 +215,12 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"model": {"ffn_hidden_size": 99}},
             2,
-            "model.ffn_hidden_size=99 is not a multiple of mesh.tp=2; choose mesh.tp from 1",
+            "model.ffn_hidden_size=99 is not a multiple of mesh.tp=2; set mesh.tp=1",
         ),
         (
             {"mesh": {"sequence_parallel": True}, "train": {"sequence_length": 31}},
             2,
-            "train.sequence_length=31 is not a multiple of mesh.tp=2; choose mesh.tp from 1",
+            "train.sequence_length=31 is not a multiple of mesh.tp=2; set mesh.tp=1",
         ),
         (
             {},
@@ -528,7 +528,7 @@ def test_a_size_of_any_kind_is_judged_without_counting_up_to_it(size: int) -> No
         if not check(changed, 2, facts=None):
             make_plan(changed, 2, facts=None)
     wide = config(model={"hidden_size": size, "num_heads": size, "num_kv_heads": 3}, mesh={"tp": 7})
-    assert any("choose mesh.tp from 1" in problem for problem in check(wide, 7, facts=None))
+    assert any("set mesh.tp=1" in problem for problem in check(wide, 7, facts=None))
 
 
 def vars_of(section: Any) -> list[tuple[str, Any]]:
