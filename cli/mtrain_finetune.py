@@ -273,7 +273,7 @@ def _check_family(model: ModelFolder, arguments: argparse.Namespace) -> None:
         )
     raise UsageError(
         f"{name} is a model of family {model.config.model.family}",
-        expected="one that continues texts: gpt or gpt_neox",
+        expected="one that continues texts: gpt, gpt_neox or mamba",
         fix="--task finetunes it on labelled rows"
         if "classify" in kinds
         else "write a run.toml with checkpoint.init_from; mtrain init --model begins one",

@@ -167,7 +167,10 @@ class Tokenizer(Protocol):
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, including special tokens."""
+        """The text of some ids, including special tokens; U+FFFD, or nothing, for ids of no entry.
+
+        Models have such ids where their vocabulary is larger than the tokenizer's.
+        """
 
 
 def token_id(tokenizer: Tokenizer, text: str) -> int | None:

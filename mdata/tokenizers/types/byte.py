@@ -60,7 +60,9 @@ class ByteTokenizer:
         return 0
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See the protocol; bytes that are not UTF-8 become U+FFFD, the end of document its name."""
+        """See the protocol; bytes that are not UTF-8, and ids that are no bytes, become U+FFFD, the end of document its
+        name.
+        """
         out = []
         run = bytearray()
         for id in ids:
@@ -68,5 +70,5 @@ class ByteTokenizer:
                 out.append(run.decode(errors="replace") + "<|endofdocument|>")
                 run.clear()
             else:
-                run.append(int(id))
+                run.append(int(id) if 0 <= id < 256 else 0xFF)  # which no text has
         return "".join(out) + run.decode(errors="replace")

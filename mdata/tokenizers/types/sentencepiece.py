@@ -46,6 +46,7 @@ from mdata.tokenizers.sentencepiece.sentencepiece_split import TokenSplitter, en
 FAST_ENGINES = (SentencePieceBpe,)
 
 MODEL_FILE = "tokenizer.model"
+UNKNOWN = "\ufffd"  # the text of an id that is no piece
 
 
 class SentencePieceType:
@@ -170,15 +171,13 @@ class SentencePieceType:
         shown = {id: text for text, id in self.special_ids.items()}
         parts: list[str] = []
         run: list[int] = []
-        for id in [*map(int, ids), -1]:
-            if id in shown or id == -1:
-                parts += [self._exact.library.decode(run)] if run else []
-                parts += [shown[id]] if id in shown else []
-                run = []
-            elif 0 <= id < len(self._model.pieces):
+        for id in [*map(int, ids), None]:
+            if id is not None and id not in shown and 0 <= id < len(self._model.pieces):
                 run.append(id)
-            else:
-                raise UsageError(f"id {id} is not in the vocabulary", expected=f"0 to {self.vocab_size - 1}")
+                continue
+            parts += [self._exact.library.decode(run)] if run else []
+            parts += [] if id is None else [shown.get(id, UNKNOWN)]
+            run = []
         return "".join(parts)
 
     @property
