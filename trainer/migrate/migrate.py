@@ -15,7 +15,7 @@ from trainer.config.describe import describe
 from trainer.config.parse import is_old_not_set, key_names, setting_problem
 from trainer.migrate.arguments import PROGRAM, Given, read_arguments
 from trainer.migrate.flags import Flag, flag_table
-from trainer.migrate.rules_model import model_rules
+from trainer.migrate.rules_model import PATTERNS, model_rules
 from trainer.migrate.rules_run import run_rules
 from trainer.migrate.settings import Refusal, Setting
 
@@ -66,6 +66,8 @@ def migrate(words: Sequence[str], world_size: int | None, *, program: str = PROG
     ]
     mapped_or_refused = _found(arguments, table, world_size)
     wrong = {problem.split(" ")[0] for problem in arguments.problems}
+    if wrong.intersection(PATTERNS):  # which would say it
+        wrong.add("--num-layers")
     refusals = [item for item in mapped_or_refused if isinstance(item, Refusal) and item.flag not in wrong]
     if arguments.incomplete:  # what is missing may be among the unknown arguments
         refusals = [item for item in refusals if item.flag in arguments]
@@ -164,14 +166,16 @@ def _mock_problem(setting: Setting) -> str | None:
 def _found(arguments: Given, table: Mapping[str, Flag], world_size: int | None) -> list[Setting | Refusal]:
     """Settings and refusals: copied values, then those of the rules, which take precedence."""
     by_key: dict[object, Setting | Refusal] = {}
+    ruled = [*model_rules(arguments), *run_rules(arguments, world_size)]
+    keys = {item.key for item in ruled if isinstance(item, Setting)}
     neutral = {"model.attention_dropout": 0.0, "model.hidden_dropout": 0.0}
     for flag in table.values():
         if flag.copied and not flag.same_as and arguments[flag.name] is not None:
             value = arguments[flag.name]
             by_key[flag.key] = Setting(flag.key, value, (flag.name,), neutral.get(flag.key))
-        elif flag.copied and not flag.same_as and flag.name not in arguments and flag.default is None:
+        elif flag.copied and not flag.same_as and flag.default is None and flag.key not in keys:
             by_key[flag.name] = Refusal(flag.name, "missing; a run needs it")
-    for item in [*model_rules(arguments), *run_rules(arguments, world_size)]:
+    for item in ruled:
         by_key[item.key if isinstance(item, Setting) else (item.flag, item.reason)] = item
     return list(by_key.values())
 

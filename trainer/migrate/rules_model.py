@@ -14,6 +14,7 @@ from trainer.config.sections import MambaSection
 from trainer.migrate.arguments import Given
 from trainer.migrate.settings import Refusal, Setting, is_count
 
+PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 _GPT2_VOCABULARY = 50257
 _TIKTOKEN_VOCABULARY = 1 << 17
 _LATENT_ORIGINAL = 4096
@@ -280,21 +281,22 @@ _OF_MIXERS: Mapping[str, str] = {
 
 def _mixers(a: Given) -> Iterator[Setting | Refusal]:
     """Settings of [model.mamba]."""
-    patterns = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
     if a.family != "mamba":
         mixers = (flag for flag, key in _OF_MIXERS.items() if a[flag] != getattr(MambaSection(), key))
-        for flag in (*(flag for flag in patterns if a[flag]), *(flag for flag in mixers if flag in a)):
+        for flag in (*(flag for flag in PATTERNS if a[flag]), *(flag for flag in mixers if flag in a)):
             yield Refusal(flag, "pretrain_mamba.py alone has such layers; leave it out, or name that program")
         return
     for flag, key in _OF_MIXERS.items():
         if a[flag] != getattr(MambaSection(), key):  # its defaults are ours
             yield Setting(f"model.mamba.{key}", a[flag], (flag,))
-    for flag in [flag for flag in patterns if a[flag]][:1]:
+    for flag in [flag for flag in PATTERNS if a[flag]][:1]:
         stages = a[flag].split("|")
         if "/" in a[flag]:
             yield Refusal(flag, "layers that predict later tokens (/) are not supported here; leave them out")
             continue
-        yield Setting("model.mamba.pattern", "".join(stages), (flag,))
+        pattern = "".join(stages)
+        yield Setting("model.mamba.pattern", pattern, (flag,))
+        yield Setting("model.num_layers", len(pattern), ("--num-layers", flag), note="those of the pattern, as there")
         if len(stages) > 1:
             yield Setting("mesh.layers_per_stage", tuple(map(len, stages)), (flag,), note="its | cut it into stages")
 

@@ -673,6 +673,7 @@ def test_mamba_and_hybrids_are_planned(tmp_path: Path) -> None:
         ("--hybrid-override-pattern M-M*-M-M", "M-M*-M-M", ()),
         ("--hybrid-attention-ratio 0.125 --hybrid-mlp-ratio 0.375", "M-MM*-M-", ()),
         ("--pipeline-model-parallel-size 2 --hybrid-layer-pattern M-M|*-M-M", "M-M*-M-M", (3, 5)),
+        ("--hybrid-layer-pattern M-M*-M-M --num-layers 9", "M-M*-M-M", ()),
     ):
         found = migrate([*base.split(), *words.split()], 2, program="pretrain_mamba.py")
         assert not found.refused
@@ -681,6 +682,13 @@ def test_mamba_and_hybrids_are_planned(tmp_path: Path) -> None:
         plan = make_plan(config := load_config(path), 2, facts=None)
         assert (config.model.family, plan.shape.pattern, config.mesh.layers_per_stage) == ("mamba", pattern, stages)
         assert config.data.kind == "gpt" and plan.shape.mixer.num_heads == 16
+    rest = base.split()[2:]  # without --num-layers, which the pattern decides
+    found = migrate([*rest, "--hybrid-layer-pattern", "M-M*-M-M"], 1, program="pretrain_mamba.py")
+    assert (found.refused, found.tables["model"]["num_layers"]) == ((), 8)
+    (line,) = migrate([*rest, "--hybrid-layer-pattern", "<PATTERN>"], 1, program="pretrain_mamba.py").refused
+    assert line.startswith("--hybrid-layer-pattern has a value that cannot be resolved here: <PATTERN>")
+    (line,) = migrate(rest, 1, program="pretrain_mamba.py").refused
+    assert line.startswith("--num-layers: missing")
     (line,) = migrate([*base.split(), "--hybrid-layer-pattern", "M-M*-M-M/*-"], 1, program="pretrain_mamba.py").refused
     assert "predict later tokens (/) are not supported" in line
     (line,) = migrate([*BASE, "--mamba-num-heads", "4"], 1).refused
