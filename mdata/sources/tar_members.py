@@ -3,7 +3,8 @@
 The lines of members named .jsonl, .jsonlines or .ndjson are rows. Other members are grouped, as WebDataset does: those
 that follow each other and have the same name up to its first dot are one row, which has the fields of their .json, the
 content of their .txt as `text`, and the name as `__key__` if there is no .json. Members of other kinds (images, sounds)
-are passed over; compressed ones are refused by name, because their texts would be lost.
+are passed over. Compressed ones are refused by name, because their texts would be lost; so is one with two endings
+(`a.en.txt`, to WebDataset the field `en.txt`) of a sample that has no other text.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator
     """
     stream, longest, some = _Stream(text), spec.max_record_bytes + _OVERHANG, False
     sample: dict[str, bytes] = {}
-    key = ""
+    key = unread_key = unread_name = ""
     header_at = 0
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
@@ -51,6 +52,9 @@ def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator
                     fix = "unpack the archive and name the folder"
                     raise UsageError(f"{file.path}: its member {member.name} is an archive or compressed", fix=fix)
                 stem, _, kind = name.partition(".")
+                if unread_name and f"{folder}/{stem}" != unread_key:
+                    _refuse_unread(file, unread_name, lost=unread_key != key)
+                    unread_name = ""
                 field = _FIELDS.get(kind.lower())
                 # A second member of one field would replace the first.
                 if sample and (f"{folder}/{stem}" != key or field in sample):
@@ -63,6 +67,10 @@ def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator
                 elif field is not None:
                     key, some = f"{folder}/{stem}", True
                     sample[field] = content.read(longest)
+                elif kind.lower().rpartition(".")[2] in _FIELDS:
+                    unread_key, unread_name = f"{folder}/{stem}", member.name
+            if unread_name:
+                _refuse_unread(file, unread_name, lost=unread_key != key)
             # tarfile takes a header that it cannot read for the end.
             stream.check_end(archive.offset)
     except tarfile.TarError as error:
@@ -77,6 +85,16 @@ def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator
     if not some and stream.at:
         expected = ", ".join((*_LINES, *(f".{kind}" for kind in _FIELDS)))
         raise UsageError(f"{file.path} has no members with text", expected=f"names that end in {expected}")
+
+
+def _refuse_unread(file: SourceFile, name: str, *, lost: bool) -> None:
+    """Refuse the member of this name if its sample has no other text."""
+    if lost:
+        raise UsageError(
+            f"{file.path}: its member {name} has two endings, which is no field that is read",
+            expected="one ending, as in a.txt or a.json",
+            fix="rename the members, or unpack the archive and name the folder",
+        )
 
 
 class _Stream:

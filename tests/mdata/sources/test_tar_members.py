@@ -75,6 +75,12 @@ def test_a_second_text_of_a_sample_is_a_row(tmp_path):
     assert read(tmp_path / "x.tar") == (["1", "2", "3"], [])
 
 
+def test_a_second_ending_is_passed_over_beside_a_text(tmp_path):
+    members = {"a.meta.json": b"{}", "a.txt": b"1", "b.txt": b"2", "b.de.txt": b"3", "c.seg.jpg": b"", "d.v1.jsonl": b""}
+    (tmp_path / "x.tar").write_bytes(archive(members))
+    assert read(tmp_path / "x.tar") == (["1", "2"], [])
+
+
 def test_bad_rows_spoil_no_others(tmp_path):
     members = {
         "a.json": b"{\n",
@@ -114,6 +120,9 @@ def test_damage_is_named(data, message, tmp_path):
     [
         ({"a.jsonl.gz": b"x"}, "its member a.jsonl.gz is an archive or compressed\n  try: unpack"),
         ({"a.jpg": b"x"}, "x.tar has no members with text"),
+        ({"a.txt": b"x", "b.en.txt": b"y"}, "its member b.en.txt has two endings"),
+        ({"a.en.txt": b"x", "b.txt": b"y"}, "its member a.en.txt has two endings"),
+        ({"d/a.meta.JSON": b"{}", "a.txt": b"y"}, "its member d/a.meta.JSON has two endings"),
     ],
 )
 def test_what_would_be_lost_is_refused(members, message, tmp_path):
