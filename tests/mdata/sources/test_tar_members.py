@@ -76,7 +76,14 @@ def test_a_second_text_of_a_sample_is_a_row(tmp_path):
 
 
 def test_a_second_ending_is_passed_over_beside_a_text(tmp_path):
-    members = {"a.meta.json": b"{}", "a.txt": b"1", "b.txt": b"2", "b.de.txt": b"3", "c.seg.jpg": b"", "d.v1.jsonl": b""}
+    members = {
+        "a.meta.json": b"{}",
+        "a.txt": b"1",
+        "b.txt": b"2",
+        "b.de.txt": b"3",
+        "c.seg.jpg": b"",
+        "d.v1.jsonl": b"",
+    }
     (tmp_path / "x.tar").write_bytes(archive(members))
     assert read(tmp_path / "x.tar") == (["1", "2"], [])
 
