@@ -86,9 +86,12 @@ def page_spans(text: TextStream, file: SourceFile, *, longest: int) -> Iterator[
         yield at, data
         at = stop
         text.drop(at)
-    # The rest is read to verify its checksums.
-    while more := len(text.read(at, _BLOCK_BYTES)):
-        at += more
+    at += len(_DUMP_END)
+    # The rest is read to verify its checksums; pages of a second dump would be lost.
+    while more := text.read(at, _BLOCK_BYTES):
+        if rest := more.strip():
+            raise _damage(file, number + 1, at, f"{rest[:40]!r} after </mediawiki>; one file is one dump")
+        at += len(more)
         text.drop(at)
 
 

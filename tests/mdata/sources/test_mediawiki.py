@@ -91,6 +91,7 @@ def test_a_page_that_is_too_long_is_cut(tmp_path):
         (DUMP[: -len(DUMP_END)], 39, "page 40 .* of the text[)]: no </mediawiki>"),
         (DUMP[:-400], 38, "page 39 .* of the text[)]: it ends inside of a page"),
         (DUMP_HEAD + PAGES[0] + b"<p>" + DUMP_END, 1, "page 2 .* in place of <page>"),
+        (2 * bz2.compress(DUMP), 39, "after </mediawiki>; one file is one dump"),
         (bz2.compress(DUMP)[:-10], 13, "it ends in the middle of bzip2 data|damaged"),
     ],
 )
