@@ -117,7 +117,7 @@ class _Extract:
         elif chunk.source.format == "mediawiki":
             yield from self._wiki_pages(data, spec)
         if chunk.damage:
-            yield BadRow(0, "torn", chunk.damage, "the rest of the file is left out")
+            yield BadRow(0, "torn", chunk.damage, "no page after this place can be read")
 
     def _wiki_pages(self, data: bytes, spec: ReadSpec) -> Iterator[Extracted | BadRow]:
         assert self.wiki is not None, "prepared before"

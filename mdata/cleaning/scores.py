@@ -67,7 +67,10 @@ def read_scores(path: str | Path, name: str = "") -> list[Scored]:
     for where, record in _records(path):
         id = next((record[key] for key in IDS if record.get(key) is not None), None)
         if id is None:
-            raise BadInputError(f"{where}: a line without an id", expected=" or ".join(IDS))
+            raise BadInputError(
+                f"{where}: a line without an id",
+                expected='{"id": ..., "score": ...} with the id, or "index", of the row',
+            )
         prompt = record.get("prompt")
         found.append(Scored(json.dumps(id), _score(record, name, where), "" if prompt is None else json.dumps(prompt)))
     return found
@@ -238,8 +241,11 @@ class _Filter:
             fields = batch.fields(number)
             id = next((fields[key] for key in IDS if fields.get(key) is not None), None)
             if id is None:
-                where = f"row {batch.rows[number]} of a chunk of {batch.chunk.source.path}"
-                raise UsageError(f"{where} has no id", expected=f"lines of JSON with one of {', '.join(IDS)}")
+                raise UsageError(
+                    f"{batch.chunk.source.path}: a row has no {' or '.join(IDS)}, by which scores are found",
+                    found=repr(batch.texts[number][:60]),
+                    fix='give each row an "id", and its line of scores the same',
+                )
             key = json.dumps(id)
             edits.append(KEEP if key in self.kept else Edit("score" if key in self.scored else "not-scored"))
         return edits, Counter()

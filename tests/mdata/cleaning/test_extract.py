@@ -107,13 +107,13 @@ def test_an_interrupted_run_continues(source, whole, small_chunks, tmp_path, mon
 def test_a_torn_file_is_a_bad_row(name, source, whole, tmp_path):
     path = tmp_path / name
     path.write_bytes((source / name).read_bytes()[:-40])
-    with pytest.raises(BadInputError, match=rf"{name}:\d+: .*\n.*the rest of the file is left out\n.*download"):
+    with pytest.raises(BadInputError, match=rf"{name}:\d+: .*\n.*no page after this place can be read\n.*download"):
         run(path, tmp_path / "stopped")
     plain = tmp_path / name.rpartition(".")[0]
     decompressed = (gzip if name.endswith(".gz") else bz2).decompress((source / name).read_bytes())
     plain.write_bytes(decompressed[:-40])
     with pytest.raises(
-        BadInputError, match=r" is damaged at [^:]*: it ends [^:]*\n  found: the rest .*\n  try: [^:]*$"
+        BadInputError, match=r" is damaged at [^:]*: it ends [^:]*\n  found: no page .*\n  try: [^:]*$"
     ):
         run(plain, tmp_path / "stopped")
     after = tmp_path / "c.html"
