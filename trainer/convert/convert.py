@@ -202,7 +202,10 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
     if path.suffix == ".zip" and path.is_file():
         path = unpacked(path)
     if not path.is_dir():
-        raise UsageError(f"there is no folder {path}", fix="give a run folder, or a folder of another project's model")
+        raise UsageError(
+            f"there is no folder {path}",
+            fix="give the folder of a run, of a Hugging Face model on this disk, or of a Megatron-LM checkpoint",
+        )
     keys = _model_keys(settings)
     if is_native(path):
         return with_base(open_native(path, checkpoint=checkpoint), open_model)
