@@ -28,6 +28,16 @@ _OTHERS = MappingProxyType(
         "train_rl.py": "reinforcement learning",
     }
 )
+# What does the work of its scripts that train nothing.
+_INSTEAD = MappingProxyType(
+    {
+        "finetune_gpt.py": "mtrain finetune MODEL DATA",
+        "generate_samples_gpt.py": "mtrain generate MODEL --input FILE, or --num-samples N",
+        "merge_datasets.py": "mdata merge",
+        "preprocess_data.py": "mdata preprocess, which takes its options",
+        "text_generation_cli.py": "mtrain client HOST",
+    }
+)
 _EVERY = ", ".join(PROGRAMS)
 _PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--ntasks-per-node")
 _NODES = ("--nnodes", "--nodes", "-N")
@@ -75,6 +85,10 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
         if not launches and other:
             fix = f"mtrain trains the models of {_EVERY}"
             raise UsageError(f"{other} cannot be converted", found=f"mtrain lacks {_OTHERS[other]}", fix=fix)
+        instead = next((name for word in others if (name := PurePath(word).name) in _INSTEAD), None)
+        if not launches and instead:
+            fix = f"use {_INSTEAD[instead]}"
+            raise UsageError(f"{instead} has no run.toml", expected=f"one of {_EVERY}", fix=fix)
         commands_text = f"{len(launches)} such commands" if launches else ", ".join(others[:3]) or "no Python script"
         sourced = [" ".join(command[:2]) for command in commands if command[0] in (".", "source")]
         if not launches and sourced:
