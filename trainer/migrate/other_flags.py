@@ -94,7 +94,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --ft-num-warmup-iters=5""",
     ),
     (
-        "used only by other models and tasks (BERT, T5, ICT, vision, RETRO, MLA, RL, inference)",
+        "used only by other models and tasks (ICT, vision, RETRO, RL, inference)",
         """--onnx-safe=
         --encoder-tensor-model-parallel-size=0 --encoder-pipeline-model-parallel-size=0
         --pipeline-model-parallel-split-rank= --retriever-seq-length=256 --sample-rate=1.0
@@ -386,8 +386,12 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--load-main-params-from-ckpt",
     ),
     (
-        "mtrain reads text in order; mdata has other kinds of samples and samplers, see docs/howto/samples.md",
-        "--dataloader-type=single --sft --max-seqlen-per-dp-cp-rank= --hybrid-context-parallel",
+        "samples are read in the order of the blend; leave it out",
+        "--dataloader-type=single --max-seqlen-per-dp-cp-rank= --hybrid-context-parallel",
+    ),
+    (
+        'tokenize the conversations once with `mdata preprocess --chat`, then leave it out and set data.kind = "chat"',
+        "--sft",
     ),
     (
         "the loss after an end-of-document token counts like any other; leave it out",
@@ -434,7 +438,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--modelopt-enabled --export-kd-teacher-load=",
     ),
     (
-        "all parameters are trained here",
+        "[model.lora] alone freezes weights; leave it out",
         "--freeze-all-layers",
     ),
     (
