@@ -112,9 +112,7 @@ def test_a_torn_file_is_a_bad_row(name, source, whole, tmp_path):
     plain = tmp_path / name.rpartition(".")[0]
     decompressed = (gzip if name.endswith(".gz") else bz2).decompress((source / name).read_bytes())
     plain.write_bytes(decompressed[:-40])
-    with pytest.raises(
-        BadInputError, match=r" is damaged at [^:]*: it ends [^:]*\n  found: no page .*\n  try: [^:]*$"
-    ):
+    with pytest.raises(BadInputError, match=r" is damaged at [^:]*: it ends [^:]*\n  found: no page .*\n  try: [^:]*$"):
         run(plain, tmp_path / "stopped")
     after = tmp_path / "c.html"
     after.write_bytes(html())
