@@ -1,6 +1,6 @@
 """Which layers are computed in FP8: the linear layers of blocks, optionally not of the first and last blocks.
 
-Embeddings, head, norms and attention stay in the dtype of the model. Training keeps weights in that dtype, too, and
+Embeddings, head, norms, attention and experts (but a shared one) stay in the dtype of the model. Training keeps weights in that dtype, too, and
 rounds them for each step; a model that is only used may keep them in FP8 alone.
 """
 
@@ -17,11 +17,14 @@ from trainer.layers.float8_scaling import Float8Kernels, Float8Recipe, Float8Sca
 from trainer.layers.linear import Float8RowsKernels, Linear
 
 
-def use_float8(model: nn.Module, config: RunConfig, *, num_layers: int, device: torch.device) -> Float8Scaling | None:
+def use_float8(
+    model: nn.Module, config: RunConfig, *, whole: nn.Module, num_layers: int, device: torch.device
+) -> Float8Scaling | None:
     """Compute a stage's linear layers in FP8 as configured; None: nothing is in FP8.
 
     Args:
         model: with its blocks as `blocks`, by their number in the whole model.
+        whole: the same with all blocks, which need no memory: those of other ranks may have other layers.
         num_layers: blocks of the whole model.
 
     Raises:
@@ -30,20 +33,21 @@ def use_float8(model: nn.Module, config: RunConfig, *, num_layers: int, device: 
     if config.precision.fp8 == "none":
         return None
     inside = config.precision.float8_blocks(num_layers)
-    blocks = model.get_submodule("blocks")
-    linears = {
+    kernels = Float8Kernels(*float8_kernels(device))
+    scaling = Float8Scaling(tuple(_linears(whole, inside)), recipe_of(config), kernels=kernels, device=device)
+    for name, layer in _linears(model, inside).items():
+        layer.float8 = scaling.of(name)
+    return scaling
+
+
+def _linears(model: nn.Module, inside: range) -> dict[str, Linear]:
+    """The linear layers of some blocks, by name."""
+    return {
         f"{number}.{name}": layer
-        for number, block in blocks.named_children()
+        for number, block in model.get_submodule("blocks").named_children()
         for name, layer in block.named_modules()
         if isinstance(layer, Linear) and int(number) in inside
     }
-    parts = dict.fromkeys(name.partition(".")[2] for name in linears)
-    names = tuple(f"{number}.{part}" for number in inside for part in parts)
-    kernels = Float8Kernels(*float8_kernels(device))
-    scaling = Float8Scaling(names, recipe_of(config), kernels=kernels, device=device)
-    for name, layer in linears.items():
-        layer.float8 = scaling.of(name)
-    return scaling
 
 
 def recipe_of(config: RunConfig) -> Float8Recipe:

@@ -126,7 +126,13 @@ class Engine:
         )
         buffers = rank_buffers(family, plan.shape, places=places)
         self.model_buffers = ModelBuffers(self.model, buffers, device=world.device) if buffers else None
-        self.float8 = use_float8(self.model, config, num_layers=plan.shape.num_layers, device=world.device)
+        self.float8 = use_float8(
+            self.model,
+            config,
+            whole=self.model if plan.pp == 1 else build(plan.shape, like),
+            num_layers=plan.shape.num_layers,
+            device=world.device,
+        )
         tokens = plan.micro_batch * plan.sample_tokens // plan.cp
         use_symmetric_products(self.model, config, tp=tp, num_tokens=tokens, device=world.device, dtype=dtype)
         self.buffers = Buffers(

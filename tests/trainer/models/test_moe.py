@@ -522,6 +522,27 @@ def test_experts_train_in_16_bits(dtype):
     np.testing.assert_allclose([loss for loss, _ in found], [loss for loss, _ in exact], rtol=0.02)
 
 
+def _in_fp8(moe, **mesh):
+    config = _config(moe, dtype="bf16", **mesh)
+    return replace(config, precision=replace(config.precision, fp8="delayed"))
+
+
+def _trained_in_fp8(context, config):
+    engine = layouts(context, config)
+    losses = [engine.step(microbatches(engine, step), 1e-2).read().loss for step in range(2)]
+    return losses, engine.float8.to_numbers()
+
+
+def test_ranks_whose_blocks_have_other_layers_agree_about_fp8():
+    """Dense blocks on the first rank, experts on the second: other linear layers, and experts are none."""
+    moe = replace(SIMPLE, layers=(0, 0, 1, 1))
+    (alone,) = run_ranks(_trained_in_fp8, 1, _in_fp8(moe))
+    attention = {f"{n}.attention.{part}" for n in range(4) for part in ("qkv", "out")}
+    assert alone[1].keys() == attention | {f"{n}.mlp.{part}" for n in (0, 1) for part in ("up", "down")}
+    for losses, history in run_ranks(_trained_in_fp8, 2, _in_fp8(moe, pp=2)):
+        assert (losses, history) == alone
+
+
 @pytest.mark.parametrize(
     ("ep", "top_k", "dispatch", "graphs", "expected"),
     [
