@@ -1,7 +1,8 @@
 """Which layers are computed in FP8: the linear layers of blocks, optionally not of the first and last blocks.
 
-Embeddings, head, norms, attention and experts (but a shared one) stay in the dtype of the model. Training keeps weights in that dtype, too, and
-rounds them for each step; a model that is only used may keep them in FP8 alone.
+Embeddings, head, norms, attention and experts stay in the dtype of the model; a shared expert is two linear layers.
+Training keeps weights in that dtype, too, and rounds them for each step; a model that is only used may keep them in FP8
+alone.
 """
 
 from __future__ import annotations

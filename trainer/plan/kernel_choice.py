@@ -49,6 +49,7 @@ POINTWISE = {
 }
 SCAN = "scan and convolution of mixers"
 ATTENTION, WEIGHT_GRADIENT, LINEAR = "attention", "weight gradients", "products of linear layers"
+EXPERTS = "products of experts"
 TENSOR_PARALLEL, LAUNCHES = "communication of tensor parallelism", "kernel launches"
 GPU_LIBRARIES = ("transformer_engine", "apex", "mamba_ssm", "triton")
 # Modules that exist if an operation's library is installed, and the key of [kernels] that selects it.
@@ -94,6 +95,8 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
         *linear_choices(config.precision, config.kernels, device),
         *tensor_parallel_choices(config.mesh, config.kernels, plan=plan, device=device),
     )
+    if config.model.moe is not None and config.precision.fp8 != "none":
+        linear = (Choice(EXPERTS, PRODUCT, f"in {dtype}: only linear layers are computed in FP8"), *linear)
     pointwise = pointwise_choices(config.kernels, device, dtype=dtype)
     if family.scans(plan.shape):
         attention.append(scan_choice(config.kernels, device, dtype=dtype))

@@ -41,6 +41,8 @@ from trainer.models.gpt.shape import exchanges_tokens
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 from trainer.plan.check import check
+from trainer.plan.kernel_choice import kernel_choices
+from trainer.plan.memory import float8_bytes
 from trainer.plan.plan import make_plan
 from trainer.run.rehearsal import rehearse
 
@@ -94,6 +96,11 @@ def _config(moe=MOE, *, shape="llama", sharding="state", recompute="none", optim
     config = small_config(shape, dtype=dtype, optimizer=OptimizerSection(lr=1e-2, name=optimizer, sharding=sharding))
     model = replace(config.model, num_layers=4, moe=moe)
     return replace(config, model=model, mesh=MeshSection(**mesh), recompute=RecomputeSection(mode=recompute))
+
+
+def _in_fp8(moe, **mesh):
+    config = _config(moe, dtype="bf16", **mesh)
+    return replace(config, precision=replace(config.precision, fp8="delayed"))
 
 
 def _run(context, config, documents=False):
@@ -483,6 +490,25 @@ def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):
     assert result.matched.collectives and result.num_runs < ranks
 
 
+@pytest.mark.parametrize("shared", [None, 64])
+def test_what_experts_keep_under_fp8_is_what_a_plan_says(shared):
+    """What FP8 adds is the linear layers' rounded weights: experts keep their inputs as they are."""
+    moe = replace(SIMPLE, shared_ffn_hidden_size=shared)
+    held, told = [], []
+    for fp8 in ("delayed", "none"):
+        config = _in_fp8(moe)
+        config = replace(config, precision=replace(config.precision, fp8=fp8))
+        shape = family_of(config).shape(config, 256)
+        block = block_bytes(
+            shape, Place(), tokens=16, element=2, recompute=config.recompute, float8=fp8 != "none", experts=True
+        )
+        held.append(run_ranks(kept_bytes, 1, config)[0])
+        told.append(4 * block)
+    table = [spec for spec in family_of(config).parameters(shape, Place()) if "router" not in spec.name]
+    weights = float8_bytes(_in_fp8(moe).precision, make_plan(config, 1, facts=None), table=table)
+    assert held[0] - held[1] - weights == pytest.approx(told[0] - told[1], abs=200)  # of scales
+
+
 @pytest.mark.parametrize("mode", ["none", "selective"])
 def test_what_experts_keep_for_backward_is_what_a_plan_says(mode):
     moe = replace(SIMPLE, shared_ffn_hidden_size=64, shared_gate=True)
@@ -522,11 +548,6 @@ def test_experts_train_in_16_bits(dtype):
     np.testing.assert_allclose([loss for loss, _ in found], [loss for loss, _ in exact], rtol=0.02)
 
 
-def _in_fp8(moe, **mesh):
-    config = _config(moe, dtype="bf16", **mesh)
-    return replace(config, precision=replace(config.precision, fp8="delayed"))
-
-
 def _trained_in_fp8(context, config):
     engine = layouts(context, config)
     losses = [engine.step(microbatches(engine, step), 1e-2).read().loss for step in range(2)]
@@ -541,6 +562,27 @@ def test_ranks_whose_blocks_have_other_layers_agree_about_fp8():
     assert alone[1].keys() == attention | {f"{n}.mlp.{part}" for n in (0, 1) for part in ("up", "down")}
     for losses, history in run_ranks(_trained_in_fp8, 2, _in_fp8(moe, pp=2)):
         assert (losses, history) == alone
+
+
+def test_a_plan_in_fp8_counts_experts_in_16_bits_and_says_so():
+    config = _in_fp8(replace(SIMPLE, shared_ffn_hidden_size=32))
+    plan = make_plan(config, 1, facts=None)
+    how = {"tokens": 64, "document_lengths": plan.document_lengths, "element": 2, "recompute": config.recompute}
+    cost = functools.partial(family_of(config).stage_cost, plan.shape, Place(), **how)
+    whole, rounded = cost(), cost(float8=config.precision.float8_blocks(4))
+    linear = 3 * 32 * 32 + 3 * 32 * 32  # attention, with half as many heads of keys and values, and the shared expert
+    assert rounded.float8_flops == 6 * 64 * 4 * linear
+    assert rounded.float8_flops + rounded.product_flops == pytest.approx(whole.product_flops)
+    (choice,) = [each for each in kernel_choices(config, plan, device="gpu") if each.operation == "products of experts"]
+    assert choice.reason == "in bf16: only linear layers are computed in FP8"
+
+
+@pytest.mark.parametrize(("shared", "problem"), [(None, ""), (24, "model.moe.shared_ffn_hidden_size / mesh.tp is 24,")])
+def test_widths_of_experts_are_free_under_fp8_but_a_shared_one_is_a_linear_layer(shared, problem):
+    config = _in_fp8(replace(SIMPLE, ffn_hidden_size=20, shared_ffn_hidden_size=shared))
+    config = replace(config, model=replace(config.model, ffn_hidden_size=40))  # of no layer
+    problems = [each for each in check(config, 1, facts=None) if "FP8" in each]
+    assert [each[: len(problem)] for each in problems] == [problem] * bool(problem)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,10 @@ def float8_sizes(config: RunConfig) -> dict[str, int]:
         "model.hidden_size": model.hidden_size,
         "model.ffn_hidden_size / mesh.tp": ffn_hidden_size(config) // tp,
     }
+    if model.moe is not None:  # experts are computed in 16 bits, unless they are shared
+        sizes["model.moe.shared_ffn_hidden_size / mesh.tp"] = (model.moe.shared_ffn_hidden_size or 0) // tp
+        if model.moe.interval == 1 and all(model.moe.layers):
+            del sizes["model.ffn_hidden_size / mesh.tp"]
     if mla := model.mla:
         heads = model.num_heads // tp
         return sizes | {

@@ -25,9 +25,10 @@ ROUNDED = 2.0  # numbers in 16 bits that are moved to round one to FP8: read, an
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """One block's forward pass for one token."""
+    """One block's forward pass for one token; in FP8 only linear layers are, not routers and experts."""
 
     products: float
+    experts: float  # those of the products that no linear layer computes
     attention: float
     norms: float
     heads: float
@@ -67,7 +68,8 @@ def stage_cost(
     for number in blocks:
         forward, runs = of_kind[kind_of[number]], 1 + (number in again)
         if number in float8:
-            products8 += forward.products * (runs + backward)
+            products += forward.experts * (runs + backward)
+            products8 += (forward.products - forward.experts) * (runs + backward)
             moved += ROUNDED * (forward.inputs * runs + forward.outputs)
         else:
             products += forward.products * (runs + backward)
@@ -126,19 +128,22 @@ def _forward(shape: GPTShape, place: Place, *, kind: str, document_lengths: tupl
     tp, width = place.tp_size, shape.hidden_size
     scores = scores_of(shape, kind)
     seen = _seen(scores.window, document_lengths) if scores.causal else sum(document_lengths) / len(document_lengths)
-    inner, rows, sorted_rows = float(shape.ffn_hidden_size), 1.0, 0.0
+    inner = linear = float(shape.ffn_hidden_size)
+    experts = sorted_rows = 0.0
     if shape.moe is not None and kind.endswith("experts"):
-        inner, rows = _active_inner(shape), float(shape.moe.top_k)
-        sorted_rows = 6.0 * rows * width  # copied into the order of experts and back, each read and written
+        inner, linear = _active_inner(shape), float(shape.moe.shared_ffn_hidden_size)
+        experts = 2 * (_matrices(shape, inner - linear) / tp + _router(shape))
+        sorted_rows = 6.0 * shape.moe.top_k * width  # copied into the order of experts and back, each read and written
     moved, inputs, outputs = _heads_moved(shape, place)
     return _Forward(
         products=2 * (_active_weights(shape, place, kind) - _whole_weights(shape) * (1 - 1 / _sharers(place))),
+        experts=experts,
         attention=4 * seen * shape.num_heads * max(shape.head_dim, shape.value_width) / tp,
         norms=_norms_moved(shape) * width / (tp if place.sequence_parallel else 1) + sorted_rows,
         heads=moved,
         activation=(3 if shape.gated else 2) * inner / tp,
-        inputs=rows * width + inputs + (shape.num_heads * shape.value_width + inner) / tp,
-        outputs=(1 + rows) * width + outputs + inner * (2 if shape.gated else 1) / tp,
+        inputs=(width if linear else 0) + inputs + (shape.num_heads * shape.value_width + linear) / tp,
+        outputs=(2 if linear else 1) * width + outputs + linear * (2 if shape.gated else 1) / tp,
     )
 
 
@@ -212,7 +217,7 @@ def _attention_weights(shape: GPTShape, place: Place) -> float:
     return _whole_weights(shape) + divided / place.tp_size
 
 
-def _matrices(shape: GPTShape, inner: int) -> float:
+def _matrices(shape: GPTShape, inner: float) -> float:
     """Elements of a feed-forward layer."""
     return shape.hidden_size * inner * (3 if shape.gated else 2)
 

@@ -54,7 +54,8 @@ def activation_bytes(
         inner = max(inner, of_experts + rows * shape.hidden_size * element)
     inner *= (2 if shape.gated else 1) + (recompute.mode == "selective")  # of a nonlinearity's backward pass
     if float8:  # the gradient of the first projection, rounded, with its transpose
-        inner += 2 * tokens * (shape.ffn_hidden_size // place.tp_size) * (2 if shape.gated else 1)
+        linear = max(_linear_inner(shape, kind.endswith("experts")) for kind in of_kind)
+        inner += 2 * tokens * (linear // place.tp_size) * (2 if shape.gated else 1)
     kept = peak = 0
     for part in parts:
         inside = sum(of_block[number] for number in part.blocks)
@@ -126,9 +127,17 @@ def block_bytes(
     kept = 0 if recompute.mode == "selective" else cheap * element
     if float8 and recompute.mode != "selective" and shape.lora is None:  # adapters read the unrounded input
         # Inputs of linear layers rounded to one byte, that of attention's projection beside attention's own copy.
-        first = 2 * mine * shape.hidden_size * (element if place.sequence_parallel else 1)
-        kept = first + tokens * (inner + heads * shape.value_width)
+        linear = _linear_inner(shape, experts) // tp
+        first = mine * shape.hidden_size * (element if place.sequence_parallel else 1)
+        kept = first * (1 if experts and not linear else 2) + tokens * (linear + heads * shape.value_width)
+        if experts:  # they and the router keep theirs as they are
+            kept += (mine * shape.hidden_size + tokens * (inner - linear)) * element
     return (sums + inside) * element + kept + statistics * wide + routing
+
+
+def _linear_inner(shape: GPTShape, experts: bool) -> int:
+    """Hidden features of a block's linear layers, which experts are not."""
+    return shape.moe.shared_ffn_hidden_size if experts and shape.moe is not None else shape.ffn_hidden_size
 
 
 def _latent_inside(

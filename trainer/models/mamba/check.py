@@ -10,6 +10,7 @@ from trainer.models.arithmetic import common_divisors, listed
 from trainer.models.gpt.check import cut_by_tp as gpt_cut_by_tp
 from trainer.models.gpt.check import float8_sizes as gpt_float8_sizes
 from trainer.models.gpt.check import model_problems
+from trainer.models.gpt.shape import ffn_hidden_size
 from trainer.models.mamba.shape import LETTERS, num_heads, pattern_of, section_of
 
 _KNOWN = "M (a mixer), * (attention), - (an MLP) and E (experts)"
@@ -113,8 +114,9 @@ def float8_sizes(config: RunConfig) -> dict[str, int]:
     sizes = gpt_float8_sizes(config)
     if "*" not in pattern:
         sizes = {name: size for name, size in sizes.items() if not name.startswith("heads")}
-    if not {"-", "E"} & {*pattern}:
-        del sizes["model.ffn_hidden_size / mesh.tp"]
+    sizes.pop("model.ffn_hidden_size / mesh.tp", None)
+    if "-" in pattern:
+        sizes["model.ffn_hidden_size / mesh.tp"] = ffn_hidden_size(config) // tp
     if "M" in pattern:
         inner, of_groups = num_heads(config) * section.head_dim, section.num_groups * section.state_size
         sizes["mixer heads x head size / mesh.tp"] = inner // tp
