@@ -285,6 +285,26 @@ def _without_loss(context, config):
     return found
 
 
+def _all_to_one(context, config):
+    """A step in which the bias makes every token choose expert 1."""
+    engine = layouts(context, config)
+    engine.model_buffers.values.view(-1, config.model.moe.num_experts)[:, 1] = 100.0
+    report = engine.step(microbatches(engine, 0), 1e-2).read()
+    return report.loss, report.grad_norm, report.counts
+
+
+@pytest.mark.parametrize("mesh", [{}, SENT], ids=["gather", "all to all"])
+def test_one_expert_that_gets_every_token_is_reported(mesh):
+    moe = replace(SIMPLE, top_k=1, score="sigmoid", expert_bias=True, balance="none", balance_factor=0.0)
+    (loss, norm, counts), *others = run_ranks(_all_to_one, 1, _config(moe))
+    tokens = 4 * 16
+    assert not others and norm > 0
+    assert [list(layer)[:4] for layer in counts.values()] == [[0, tokens, 0, 0]] * 4
+    for got_loss, got_norm, got_counts in run_ranks(_all_to_one, 2, _config(moe, ep=2, **mesh)):
+        assert (got_loss, got_norm) == pytest.approx((loss, norm), rel=1e-10)
+        assert [list(layer)[:4] for layer in got_counts.values()] == [[0, tokens, 0, 0]] * 4
+
+
 def _experts(activation="swiglu", bias=True):
     alone = Dispatch(Parallel(Group.single("tp"), sequence_parallel=False), {})
     layer = Experts(MLPShape(width=4, inner=6, activation=activation, bias=bias), 3, alone, kernels=PLAIN).double()
