@@ -188,6 +188,6 @@ def work_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, TextWork]:
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `clean` and print what became of the rows."""
     options, rules = text_job_of(arguments), rules_of(arguments)
-    with console.progress() as progress:
+    with console.progress(continues=True) as progress:
         result = clean(options, rules, progress)
     console.result(text_of(result, rows_only=options.rows_only), facts_of(result))

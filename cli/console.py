@@ -222,11 +222,14 @@ class Console:
         self.tell(f"{self.program}: error: {text}")
 
     @contextmanager
-    def progress(self, *, log_format: Literal["text", "json"] | None = None) -> Iterator[Progress]:
+    def progress(
+        self, *, log_format: Literal["text", "json"] | None = None, continues: bool = False
+    ) -> Iterator[Progress]:
         """A progress display on stderr for the block: a bar on a terminal, otherwise a JSON line every 10 s.
 
         Args:
             log_format: run.log_format of a training run, whose lines are those of `RunLog` instead.
+            continues: the command continues where Ctrl-C ended it, and says so then.
         """
         if self.quiet:
             yield Silent()
@@ -245,9 +248,14 @@ class Console:
         else:
             listener = LineProgress(self.note, program=self.program, interval_s=interval_s)
         try:
-            yield listener
-        finally:
-            listener.close()
+            try:
+                yield listener
+            finally:
+                listener.close()
+        except KeyboardInterrupt:
+            if continues:
+                self.note(f"{self.program}: the same command continues")
+            raise
 
 
 def run(program: str, commands: Sequence[Command], *, description: str, argv: Sequence[str] | None = None) -> int:

@@ -65,7 +65,7 @@ def work_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, TextWork]:
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `decontaminate` and print what was found of each test set."""
     options, rules = text_job_of(arguments), _rules_of(arguments)
-    with console.progress() as progress:
+    with console.progress(continues=True) as progress:
         if arguments.parts is None:
             result = decontaminate(options, rules, progress)
         else:

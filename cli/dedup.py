@@ -104,7 +104,7 @@ def options_of(arguments: argparse.Namespace) -> DedupOptions:
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `dedup`, or one of its stages, and print what was found."""
     options = options_of(arguments)
-    with console.progress() as progress:
+    with console.progress(continues=True) as progress:
         stage: Stage | None = arguments.stage or ("substring" if options.substring else None)
         if stage:
             result = run_stage(options, stage, progress)

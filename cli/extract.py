@@ -82,7 +82,7 @@ def work_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, TextWork]:
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `extract` and print what became of the pages."""
     options, rules = _options_of(arguments)
-    with console.progress() as progress:
+    with console.progress(continues=True) as progress:
         result = extract(options, rules, progress)
     others = f"; records that are no pages: {result.filtered:,} of {result.rows:,}" if result.filtered else ""
     lines = [f"pages with text: {result.kept:,}; removed: {sum(result.removed.values()):,}{others}"]

@@ -39,7 +39,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     highest = arguments.keep_lowest is None
     share = arguments.keep_highest if highest else arguments.keep_lowest
     rules = FilterRules(by=arguments.by, share=share, name=arguments.score, highest=highest)
-    with console.progress() as progress:
+    with console.progress(continues=True) as progress:
         result = filter_by_scores(text_job_of(arguments), rules, progress)
     facts = dict(result.summary)
     lines = [text_of(result, rows_only=arguments.rows_only)]

@@ -39,18 +39,13 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if ignored:
         hint = "; --dry-run suggests the best number of workers" if "--find-optimal-num-workers" in ignored else ""
         console.note(f"mdata: accepted but ignored: {', '.join(ignored)}{hint}")
-    try:
-        with console.progress() as progress:
-            if arguments.dry_run:
-                from mdata.preprocessing.estimate import estimate
+    with console.progress(continues=not arguments.dry_run) as progress:
+        if arguments.dry_run:
+            from mdata.preprocessing.estimate import estimate
 
-                facts = asdict(estimate(options, progress))
-            else:
-                result = mdata.preprocess(options, progress)
-    except KeyboardInterrupt:
-        if not arguments.dry_run:
-            console.note("mdata: the same command continues")
-        raise
+            facts = asdict(estimate(options, progress))
+        else:
+            result = mdata.preprocess(options, progress)
     if arguments.dry_run:
         console.result(_estimate_text(facts), facts)
         return

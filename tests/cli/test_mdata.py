@@ -217,6 +217,25 @@ def test_a_signal_in_the_middle_keeps_the_old_result(tmp_path, number, code, tex
     assert {name: content for name, content in found.items() if not name.startswith(".")} == before
 
 
+@pytest.mark.parametrize(
+    ("command", "function", "words"),
+    [
+        ("clean", "clean", ["--steps", "fix"]),
+        ("extract", "extract", []),
+        ("filter", "filter_by_scores", ["--by", "s.jsonl", "--keep-lowest", "0.5"]),
+        ("decontaminate", "decontaminate", ["--against", "b.jsonl"]),
+        ("dedup", "dedup", []),
+    ],
+)
+def test_ctrl_c_says_that_the_same_command_continues(command, function, words, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"cli.{command}.{function}", interrupted)
+    assert main([command, "--input", "x.jsonl", "--output", "out", *words]) == 130
+    assert capsys.readouterr().err == "mdata: the same command continues\nmdata: interrupted\n"
+
+
 def test_help_imports_nothing_heavy():
     heavy = ["torch", "tokenizers", "tqdm", "transformers"]
     code = (
