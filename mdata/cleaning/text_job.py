@@ -32,7 +32,7 @@ import orjson
 import zstandard
 from blake3 import blake3
 
-from mdata.dedup.row_set import CHUNK, ReadFile, path_of, write_row_set
+from mdata.dedup.row_set import CHUNK, ReadFile, footer_hash, path_of, write_row_set
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.preprocessing.bad_rows import BadRowPolicy
@@ -51,7 +51,6 @@ from mdata.sources.input_files import (
     find_inputs,
 )
 from mdata.sources.jsonl import split_lines
-from mdata.sources.parquet import footer_of
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import BadRow, ReadSpec
 from mdata.sources.row_filter import parse_filter
@@ -736,7 +735,7 @@ class _Writer:
         while len(state.files) < count:
             self._end_last()
             file = self.job.files[len(state.files)]
-            footer = footer_of(file)[0] if file.format == "parquet" and self.job.options.rows_only else ""
+            footer = footer_hash(file) if self.job.options.rows_only else ""
             state.files.append(ReadFile(path_of(file), file.size_bytes, 0, "", footer=footer))
             if self.job.writes:
                 self.output = AppendFile(self.job.scratch / self.job.names[len(state.files) - 1])

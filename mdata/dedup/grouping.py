@@ -21,13 +21,11 @@ from mdata import _core
 from mdata.dedup import plan
 from mdata.dedup.matching import edge_files
 from mdata.dedup.plan import CLUSTERS, SIGNATURES, SIGNED, DedupJob
-from mdata.dedup.row_set import BITS, CHUNK, FACTS, ReadFile, path_of, write_row_set
+from mdata.dedup.row_set import BITS, CHUNK, FACTS, ReadFile, footer_hash, path_of, write_row_set
 from mdata.dedup.runs import SortedWriter, check_size, merged
 from mdata.dedup.signing import PartFile, SignedPart, signed_parts
 from mdata.errors import ResourceError, UsageError
 from mdata.progress import Progress
-from mdata.sources.input_files import SourceFile
-from mdata.sources.parquet import footer_of
 from mdata.util import atomic_io
 from mdata.version import __version__
 
@@ -107,15 +105,11 @@ def _files(job: DedupJob, parts: Sequence[SignedPart]) -> tuple[list[ReadFile], 
     hashes = [blake3(bytes.fromhex(file.digests)).hexdigest() for file in joined]
     files = [
         ReadFile(
-            path_of(source), source.size_bytes, file.rows, hash, chunks=len(file.chunk_rows), footer=_footer_of(source)
+            path_of(source), source.size_bytes, file.rows, hash, chunks=len(file.chunk_rows), footer=footer_hash(source)
         )
         for source, file, hash in zip(job.files, joined, hashes, strict=True)
     ]
     return files, joined
-
-
-def _footer_of(source: SourceFile) -> str:
-    return footer_of(source)[0] if source.format == "parquet" else ""
 
 
 def _check_texts(job: DedupJob, parts: Sequence[SignedPart], total: int, progress: Progress) -> None:

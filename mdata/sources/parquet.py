@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
+from mdata.errors import BadInputError
 from mdata.sources import arrow_columns
 from mdata.sources.arrow_columns import (
     ColumnPath,
@@ -122,6 +123,28 @@ def footer_of(file: SourceFile) -> tuple[str, list[int]]:
             opened.seek(-_TAIL_BYTES - size, os.SEEK_END)
             digest = blake3(opened.read(size)).hexdigest()
     return digest, [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+
+
+def group_starts(file: SourceFile) -> list[int]:
+    """The byte at which each row group begins, if the file's bytes are divided in proportion to their sizes.
+
+    Raises:
+        BadInputError: the footer cannot be read.
+    """
+    try:
+        footer = pq.read_metadata(parquet_source(file))
+        sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInputError(
+            f"{file.path}: the end of this parquet file cannot be read, so it cannot be divided",
+            found=str(error).splitlines()[0],
+            fix="download or write the file again",
+        ) from error
+    total, starts, before = max(sum(sizes), 1), [0], 0
+    for size in sizes[:-1]:
+        before += size
+        starts.append(file.size_bytes * before // total)
+    return starts
 
 
 def _is_text(column: pq.ColumnSchema) -> bool:

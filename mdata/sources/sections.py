@@ -14,12 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from mdata.errors import BadInputError
 from mdata.sources.input_files import Section, SourceFile
-from mdata.sources.parquet import parquet_source
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,9 @@ def files_of_part(
 def _section(file: SourceFile, start: int, stop: int, *, chunk_bytes: int, by_rows: bool) -> Section | None:
     """The units of a file that begin in its bytes [start, stop), which may lie outside it; None: there are none."""
     if file.format == "parquet" and by_rows:
-        starts = _row_groups(file)
+        from mdata.sources.parquet import group_starts
+
+        starts = group_starts(file)
     elif file.format == "arrow" and by_rows:
         from mdata.sources.arrow_files import batch_starts
 
@@ -92,21 +89,3 @@ def _section(file: SourceFile, start: int, stop: int, *, chunk_bytes: int, by_ro
         return None
     bounds = [*starts, file.size_bytes]
     return Section(inside[0], inside[-1] + 1, len(starts), disk_bytes=bounds[inside[-1] + 1] - bounds[inside[0]])
-
-
-def _row_groups(file: SourceFile) -> list[int]:
-    """The byte at which each row group begins, if the file's bytes are divided in proportion to their sizes."""
-    try:
-        footer = pq.read_metadata(parquet_source(file))
-        sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInputError(
-            f"{file.path}: the end of this parquet file cannot be read, so it cannot be divided",
-            found=str(error).splitlines()[0],
-            fix="download or write the file again",
-        ) from error
-    total, starts, before = max(sum(sizes), 1), [0], 0
-    for size in sizes[:-1]:
-        before += size
-        starts.append(file.size_bytes * before // total)
-    return starts

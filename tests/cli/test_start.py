@@ -73,6 +73,14 @@ def test_nothing_is_imported_before(program):
     assert set(ast.literal_eval(done.stdout)) <= {"__future__", "cli", "cli.start", f"cli.{program}"}
 
 
+@pytest.mark.parametrize("module", ["cli.preprocess", "cli.blend", "cli.mtrain_train"])
+def test_arrow_is_imported_for_its_files_only(module):
+    """It takes a quarter of a second, which jsonl and training would pay for nothing."""
+    code = f"import sys, {module}; print('pyarrow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_after_the_block_ctrl_c_is_what_it_was():
     before = signal.getsignal(signal.SIGINT)
     with InterruptsEndAtOnce("prog"):
