@@ -7,19 +7,23 @@ model with SDPA, accelerate's bf16, fused AdamW, clipping by the norm) on the sa
 `peer-compiled`, the same under torch.compile; `peer-checkpointing`, with trl's default of recomputing each layer;
 `peer-padded`, a conversation a row, sorted by length. --lora 0 trains all weights, the peer's in fp32 under autocast.
 Lengths are drawn from a log-normal distribution; rows are packed by first fit. Counted are real tokens alone, so bounds
-between documents cost ours nothing in the count. Each run is a process of its own; a table of medians comes last.
+between documents cost ours nothing in the count. Each run is a process of its own; a table of medians comes last. A
+process prints the time of each step as it ends, so one that is cut off leaves its steps. --row NAME --turn FILE has one
+row in this process, and times steps only while it holds the lock of FILE, so that other rows may compile meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import importlib.util
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +57,7 @@ SHAPES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "tiny": (256, 2, 2, TINY | {"vocab_size": 1000}),  # for a CPU
 }
 PEERS = ("peer", "peer-compiled", "peer-checkpointing", "peer-padded")
-CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 6, 4, 1
+WARMUP_STEPS, STEPS = 3, 8
 MEDIAN, SPREAD, SHORTEST = 0.12, 0.8, 8  # tokens of a conversation: the median in rows, the sigma of its logarithm
 FAILED_LINES, RUN_LIMIT_S = 30, "400"
 
@@ -200,8 +204,8 @@ def peer_step(name: str, shape: str, lora: int, device: torch.device) -> tuple[C
     return step, padding
 
 
-def measure_row(name: str, shape: str, lora: int, profile: str | None) -> dict[str, Any]:
-    """Real tokens per second and peak memory of one row."""
+def measure_row(name: str, shape: str, lora: int, profile: str | None, turn: str | None) -> dict[str, Any]:
+    """Real tokens per second and peak memory of one row. Steps are printed as they end."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     real = sum(sum(row) for rows in conversations(shape) for row in rows)
     padding = 1 - real / (SHAPES[shape][0] * sum(map(len, conversations(shape))))
@@ -212,24 +216,49 @@ def measure_row(name: str, shape: str, lora: int, profile: str | None) -> dict[s
         step: Callable[[], Any] = our_step(engine, our_batches(shape, device))
     else:
         step, padding = peer_step(name, shape, lora, device)
-    times, last = [], float(step())
-    for _ in range(CHUNKS):
-        _wait(device)
-        start = time.perf_counter()
-        found = [step() for _ in range(CHUNK_STEPS)]
-        _wait(device)
-        times.append((time.perf_counter() - start) / CHUNK_STEPS)
-        last = float(found[-1])
+    _print_step(name, lora, "first", _seconds_of(step, device))  # compiles
+    with _turn(turn):
+        for number in range(WARMUP_STEPS - 1):
+            _print_step(name, lora, f"warm-up {number + 2}", _seconds_of(step, device))
+        times = []
+        for number in range(STEPS):
+            times.append(_seconds_of(step, device))
+            _print_step(name, lora, str(number + 1), times[-1])
     if profile:
         Path(profile).write_text(kernel_table(step))
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
     return {
         "row": name,
-        "real_tokens_per_s": round(real / statistics.median(times[WARMUP_CHUNKS:])),
+        "lora": lora,
+        "real_tokens_per_s": round(real / statistics.median(times)),
+        "slowest_step": round(real / max(times)),
         "peak_gib": round(peak, 2),
         "padding": round(padding, 3),
-        "loss": round(last, 4),
+        "loss": round(float(step()), 4),
     }
+
+
+def _print_step(name: str, lora: int, number: str, seconds: float) -> None:
+    print(f"{name} lora {lora} step {number}: {seconds:.4f} s", flush=True)
+
+
+def _seconds_of(step: Callable[[], Any], device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    step()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def _turn(path: str | None) -> Iterator[None]:
+    """Hold the lock of this file, for as long as steps are timed."""
+    if path is None:
+        yield
+        return
+    with Path(path).open("w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _wait(device: torch.device) -> None:
@@ -259,10 +288,11 @@ def main() -> None:
     parser.add_argument("--out", help="file for all runs as JSON")
     parser.add_argument("--row", choices=("ours", *PEERS), help="measure this one alone, in this process")
     parser.add_argument("--profile", help="with --row: file for a table of kernels")
+    parser.add_argument("--turn", help="with --row: file whose lock is held while steps are timed")
     arguments = parser.parse_args()
     shape, lora = arguments.shape, arguments.lora
     if arguments.row:
-        print(json.dumps(measure_row(arguments.row, shape, lora, arguments.profile)))
+        print(json.dumps(measure_row(arguments.row, shape, lora, arguments.profile, arguments.turn)))
         return
     needed = ("transformers", "accelerate", *(["peft"] if lora else []))
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
