@@ -90,25 +90,34 @@ def _kill_after(folder: Path, step: int, *words: str, delay_s: float) -> bool:
 
 
 TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="fewer than four GPUs")
 # Both ranks have a copy of the norms' weights, and a checkpoint holds one: they once drifted apart in fp32.
 COPIES = ("--nproc", "2", "mesh.tp=2", "mesh.sequence_parallel=true", "precision.dtype=fp32", "train.micro_batch=1")
 
 
+OFTEN, TWICE = (4, 13, 27, 28, 44), (13, 28)  # the steps after which a run is killed
+GRAPHS = ("kernels.cuda_graphs=on", "train.micro_batch=1")
+PP2, TP2 = ("mesh.pp=2", "mesh.schedule=zb_v"), ("mesh.tp=2", "mesh.sequence_parallel=true")
+
+
 @pytest.mark.parametrize(
-    "layout",
+    ("layout", "kills"),
     [
-        pytest.param((), id="plain"),
-        pytest.param(("precision.gradients=params",), id="half gradients"),
-        pytest.param(COPIES, id="tp 2", marks=TWO),
+        pytest.param((), OFTEN, id="plain"),
+        pytest.param(("precision.gradients=params",), OFTEN, id="half gradients"),
+        pytest.param(COPIES, OFTEN, id="tp 2", marks=TWO),
+        pytest.param(("--nproc", "2", *PP2, *GRAPHS), TWICE, id="pp 2, graphs", marks=TWO),
+        pytest.param(("--nproc", "4", *TP2, *GRAPHS), TWICE, id="tp 2, dp 2, graphs", marks=FOUR),
+        pytest.param(("--nproc", "4", *TP2, *PP2, *GRAPHS), TWICE, id="tp 2, pp 2, graphs", marks=FOUR),
     ],
 )
-def test_a_run_that_is_killed_with_saves_in_flight_goes_on_bit_for_bit(tmp_path, layout) -> None:
-    """kill -9 after random steps with a save at each; curve and state are those of a run that was left alone."""
+def test_a_run_that_is_killed_with_saves_in_flight_goes_on_bit_for_bit(tmp_path, layout, kills) -> None:
+    """kill -9 after some steps with a save at each; curve and state are those of a run that was left alone."""
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     _finish(straight, *layout)
     chance = random.Random(3)
-    kills = sum(_kill_after(killed, step, *layout, delay_s=chance.uniform(0, 0.2)) for step in (4, 13, 27, 28, 44))
-    assert kills >= 4
+    in_time = sum(_kill_after(killed, step, *layout, delay_s=chance.uniform(0, 0.2)) for step in kills)
+    assert in_time >= len(kills) - 1
     _finish(killed, *layout)
     assert _curve(killed) == _curve(straight)
     assert len(_curve(killed)) == 60
