@@ -121,6 +121,7 @@ def add_arguments(parser: Parser) -> None:
         help="new special tokens, such as '<|im_start|>' '<|im_end|>', whose weights begin as the mean of all others",
     )
     add("--chat-template", metavar="T", help="tokenizer, chatml, plain, or a Jinja file (default: the tokenizer's own)")
+    add("--chat-date", metavar="DAY", help="YYYY-MM-DD, for a chat template that writes today's date")
     add(
         "--chat-train-on",
         choices=TURNS,
@@ -373,7 +374,8 @@ def _prepared(
         console.note("the tokenizer has no chat template: plain is used (User: ..., Assistant: ...)")
     kind = "texts" if not is_chat else "pairs of conversations" if schema == "pairs" else "conversations"
     kind += f" of {schema}" if schema in ("alpaca", "dolly") else f" under {key!r}"
-    of_chat = {"chat_schema": schema, "chat_template": template, "chat_train_on": arguments.chat_train_on}
+    of_chat = {"chat_schema": schema, "chat_template": template, "chat_date": arguments.chat_date}
+    of_chat["chat_train_on"] = arguments.chat_train_on
     console.note(f"{source}: {kind}, tokenized into {folder} by the model's tokenizer")
     options = mdata.PreprocessOptions(
         input=(source,),

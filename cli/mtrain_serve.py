@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import os
 import tempfile
 import time
@@ -154,7 +155,7 @@ def served_model(model: Model, name: str, *, template: str | None) -> Served:
     if model.tokenizer is None:
         raise UsageError(f"{name} has no tokenizer", fix="give a folder that has one: --tokenizer FOLDER")
     try:
-        chosen = choose_template(template, model.tokenizer)
+        chosen = choose_template(template, model.tokenizer, date=datetime.date.today().isoformat())
     except UsageError as error:
         if template is not None:
             raise

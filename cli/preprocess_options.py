@@ -106,6 +106,7 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="fields: messages (default), alpaca, dolly or pairs",
     )
+    add("--chat-date", metavar="DAY", help="YYYY-MM-DD, for a Jinja template that writes today's date")
     add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on")
     add("--nltk-data", metavar="FOLDER", help="folder with tokenizers/punkt_tab (--split-sentences)")
     add("--max-record-bytes", type=size, metavar="N", help="reject records of more bytes than this (default: 64M)")

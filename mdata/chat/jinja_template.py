@@ -6,11 +6,13 @@ model is used turn by turn. A template that changes earlier turns later is refus
 each answer is in a {% generation %} block; the block is then what is trained on, as in transformers.
 Control tokens are part of the text. A message reaches the template with all of its fields, and so do the record's
 `tools`, `documents` and `chat_template_kwargs`, as with transformers' apply_chat_template; without them `tools` and
-`documents` are None. Not available: `strftime_now` (the date would change the tokens).
+`documents` are None. As there, null content is no field, and reasoning has all of its names (`REASONING`).
+`strftime_now` has no clock, as the tokens would depend on the day of the command: it writes a given day, or is missing.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +40,10 @@ _MOST_WORK, _CHARACTERS_OF_A_MESSAGE = 2_000_000, 4096
 _BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
 # Around {% generation %} blocks: noncharacters, which no text should have.
 _BEGIN, _END = "\ufdd0", "\ufdd1"
+# Names of an answer's reasoning, the one that counts first: the first of them has it, and the second if it is absent.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+_CLOCK = "strftime_now"
+_WIDTH = re.compile(r"%[^a-zA-Z%]*[0-9]")  # pads a field to any length
 _MOST_TRIED = 20  # fields of a refused record that are tried, one run of the template each
 # What a record gives to the template by itself, and the object with whatever else a template has as options.
 _GIVEN, OPTIONS = ("tools", "documents"), "chat_template_kwargs"
@@ -51,25 +57,30 @@ class JinjaTemplate:
         name: its origin, for messages.
         source: the template.
         variables: bos_token and similar, with their texts.
+        date: what `strftime_now` writes, as YYYY-MM-DD; None: the template has no such function.
     """
 
     name: str
     source: str
     variables: tuple[tuple[str, str], ...]
+    date: str | None = None
     spells_tokens = True
     takes_fields = True
 
     @property
     def fingerprint(self) -> str:
         """See `Template`."""
-        return blake3(json.dumps([self.source, *sorted(self.variables)]).encode()).hexdigest()
+        dated = [] if self.date is None else [self.date]
+        return blake3(json.dumps([self.source, *sorted(self.variables), *dated]).encode()).hexdigest()
 
     def checked(self) -> JinjaTemplate:
         """This template, after checking that it can be run.
 
         Raises:
-            UsageError: jinja2 is not installed, or it is not a template.
+            UsageError: jinja2 is not installed, it is not a template, or the date is none.
         """
+        if self.date is not None:
+            _midnight(self.date)
         _compiled(self.source)
         return self
 
@@ -112,6 +123,8 @@ class JinjaTemplate:
         fields = [message.given() for message in messages]
         text = self._text(fields, prompt=False, record=variables)
         marked = self._text(fields, prompt=False, record=variables, marks=True)
+        if marked.count(_BEGIN) != sum(answers):
+            marked = marked.replace(_END + _BEGIN, "")  # an answer's blocks, one right after the other
         between, marks = re.split(f"[{_BEGIN}{_END}]", marked), re.findall(f"[{_BEGIN}{_END}]", marked)
         if marks != [_BEGIN, _END] * sum(answers) or "".join(between) != text:
             return None
@@ -165,7 +178,8 @@ class JinjaTemplate:
 
     def whole(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Whole | None:
         """See `Template`; found by running the template without each of the fields in turn."""
-        used = _variables_of(self.source) - {"messages", "add_generation_prompt", *(name for name, _ in self.variables)}
+        own = {"messages", "add_generation_prompt", _CLOCK, *(name for name, _ in self.variables)}
+        used = _variables_of(self.source) - own
         options = _as_object(record.get(OPTIONS))
         given = {name: _as_object(record[name]) for name in _GIVEN if name in record}
         if isinstance(options, Mapping):
@@ -197,7 +211,7 @@ class JinjaTemplate:
         if self._differs(text, bare, {}) and not written | by_variable:  # one of several, or one of very many
             written.update(names, variables)
         if unusual:
-            self._check_contents(messages, variables, text)
+            self._check_contents(messages, text)
         elif not written and not by_variable:
             return None
         return Whole(frozenset(written | by_variable), messages, variables)
@@ -208,22 +222,12 @@ class JinjaTemplate:
         except TemplateRefused:
             return True
 
-    def _check_contents(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], text: str) -> None:
-        """Refuse a template that writes null or a list as Python does."""
+    def _check_contents(self, messages: Sequence[Mapping[str, Any]], text: str) -> None:
+        """Refuse a template that writes a list as Python does."""
         for number, message in enumerate(messages, start=1):
             content = message["content"]
             if isinstance(content, list) and str(content) in text:
                 raise BadConversation(f"message {number}: its content is a list, which the chat template cannot write")
-            if content is None:
-                empty = [*messages[: number - 1], {**message, "content": ""}, *messages[number:]]
-                try:
-                    usual = self._text(empty, prompt=False, record=variables).count("None")
-                except TemplateRefused:
-                    continue
-                if text.count("None") > usual:
-                    raise BadConversation(
-                        f"message {number}: its content is null, which the chat template writes as None"
-                    )
 
     def _reach(
         self,
@@ -239,6 +243,12 @@ class JinjaTemplate:
             return at
         text = self._text(messages, prompt=prompt, record=variables)
         if not full_text.startswith(text) or len(text) < at:
+            if prompt and full_text.startswith(without := self._text(messages, prompt=False, record=variables)):
+                raise TemplateRefused(
+                    f"the prompt for the answer in message {len(messages) + 1} adds {text[len(without) :][:60]!r}, with"
+                    f" which the chat template does not begin that answer ({full_text[len(without) :][:60]!r}); a field"
+                    " such as reasoning_content, or an option in chat_template_kwargs, may change that"
+                )
             raise TemplateRefused(
                 f"the chat template writes the first {len(messages)} messages differently when more follow,"
                 " so its turns cannot be told apart"
@@ -259,11 +269,45 @@ class JinjaTemplate:
             template = _compiled(self.source, True) if marks else _compiled(self.source)
             characters = sum(len(str(value)) for fields in (*messages, record) for value in fields.values())
             template.environment.begin(messages=len(messages), characters=characters)
-            variables = {**_NONE_GIVEN, **record, "messages": messages, "add_generation_prompt": prompt}
+            given = [_as_transformers_has_it(message) for message in messages]
+            variables = {**_NONE_GIVEN, **record, "messages": given, "add_generation_prompt": prompt}
             variables |= dict(self.variables)
+            if self.date is not None:
+                variables[_CLOCK] = _clock(self.date)
             return str(template.environment.rendered(template, variables))
         except (jinja2.TemplateError, *_WHAT_RUNNING_RAISES) as error:
+            if self.date is None and _CLOCK in str(error):
+                raise TemplateRefused("the chat template writes the date: give --chat-date YYYY-MM-DD") from error
             raise TemplateRefused(f"the chat template fails: {' '.join(str(error).split())[:200]}") from error
+
+
+def _as_transformers_has_it(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message without null fields, and with its reasoning under each name that templates read."""
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    if reasoning is None and None not in message.values():
+        return message
+    message = {name: value for name, value in message.items() if value is not None}
+    first, second, _ = REASONING
+    return message if reasoning is None else {second: reasoning, **message, first: reasoning}
+
+
+def _midnight(date: str) -> datetime.datetime:
+    try:
+        return datetime.datetime.strptime(date, "%Y-%m-%d")
+    except ValueError as error:
+        raise UsageError(f"--chat-date {date} is no day", expected="YYYY-MM-DD, such as 2026-11-27") from error
+
+
+@lru_cache(maxsize=4)
+def _clock(date: str) -> Callable[[str], str]:
+    day = _midnight(date)
+
+    def strftime_now(format: str) -> str:
+        if _WIDTH.search(format):
+            raise ValueError(f"strftime_now with a width: {format[:40]!r}")
+        return day.strftime(format)
+
+    return strftime_now
 
 
 def _without(messages: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:

@@ -29,16 +29,19 @@ _CONFIG, _FILE = "tokenizer_config.json", "chat_template.jinja"
 _VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
-def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | None = None) -> Template:
+def choose_template(
+    choice: str | None, tokenizer: Tokenizer, *, model: str | None = None, date: str | None = None
+) -> Template:
     """The template for a tokenizer.
 
     Args:
         choice: "tokenizer", "chatml", "plain", the path of a file of jinja, or None.
         tokenizer: whose tokens it uses.
         model: the tokenizer's folder or file, beside which chat_template.jinja may be.
+        date: YYYY-MM-DD, for templates in Jinja that write today's date; None: they have none.
 
     Raises:
-        UsageError: the tokenizer lacks the template or its tokens, or jinja2 is not installed.
+        UsageError: the tokenizer lacks the template or its tokens, the date is none, or jinja2 is not installed.
     """
     own = _own_template(tokenizer, model) if choice in (None, OWN) else None
     if choice == PLAIN:
@@ -52,9 +55,9 @@ def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | No
                 expected=f"{_FILE} beside it, or chat_template in {_CONFIG}",
                 fix=f"{CHATML}, {PLAIN}, or a Jinja file",
             )
-        return JinjaTemplate(OWN, own, _variables(tokenizer)).checked()
+        return JinjaTemplate(OWN, own, _variables(tokenizer), date).checked()
     path = Path(str(choice))
-    return JinjaTemplate(path.name, _text_of(path), _variables(tokenizer)).checked()
+    return JinjaTemplate(path.name, _text_of(path), _variables(tokenizer), date).checked()
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     if other is not None:
         expected = "jsonl, parquet or Arrow, for conversations"
         raise UsageError(f"{printable_path(other.path)} is {other.format}", expected=expected)
-    template = choose_template(options.chat_template, tokenizer, model=options.tokenizer_model)
+    template = choose_template(options.chat_template, tokenizer, model=options.tokenizer_model, date=options.chat_date)
     try:
         around = tokenizer.encode_batch([""])[0]
         if not len(around):
@@ -362,6 +362,7 @@ NEEDS: Mapping[str, Need] = MappingProxyType(
         "keep_newlines": _SENTENCES,
         "nltk_data": _SENTENCES,
         "chat_template": _CHAT,
+        "chat_date": _CHAT,
         "chat_train_on": _CHAT,
         "chat_schema": _CHAT,
         "keep_sequential_samples": Need("--partitions above 1", lambda options, files: options.partitions > 1),

@@ -58,6 +58,7 @@ class PreprocessOptions:
         chat: records are conversations; the sequences of a document are context, trained, context, trained ...
         chat_schema: which fields of a record hold its conversation: see mdata/sources/chat_schema.py.
         chat_template: "tokenizer", "chatml", "plain" or a file of jinja; None: the tokenizer's own, else ChatML.
+        chat_date: YYYY-MM-DD, for templates that write today's date; None: they have none.
         chat_train_on: the turns that are trained on: the assistant's, its last one, or all.
         split_sentences: split each text into sentences, each of which becomes a sequence.
         lang: the language whose Punkt tables are used.
@@ -106,6 +107,7 @@ class PreprocessOptions:
     chat: bool = False
     chat_schema: ChatSchema = "messages"
     chat_template: str | None = None
+    chat_date: str | None = None
     chat_train_on: Literal["assistant", "all", "last"] = "assistant"
     split_sentences: bool = False
     lang: str = "english"
@@ -281,6 +283,7 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         names += ("split_sentences", "lang", "keep_newlines")
     if options.chat:
         names += ("chat", "chat_train_on", *(("chat_schema",) if options.chat_schema != "messages" else ()))
+        names += ("chat_date",) if options.chat_date is not None else ()
     if options.shard:
         names += ("shard", "shard_inputs")
     recorded = {name: getattr(options, name) for name in names}

@@ -50,7 +50,7 @@ IDLE = {
     "preprocess": {
         "--lang": ["german"], "--keep-newlines": [], "--nltk-data": ["x"], "--chat-template": ["plain"],
         "--chat-train-on": ["all"], "--keep-sequential-samples": [], "--text-documents": ["paragraph"],
-        "--chat-schema": ["alpaca"],
+        "--chat-schema": ["alpaca"], "--chat-date": ["2026-11-27"],
         "--engine": ["gigatoken"], "--tokenizer-model": ["x"], "--vocab-file": ["x"], "--merge-file": ["x"],
         "--vocab-size": ["9"], "--null-tokenizer-eod-id": ["3"], "--tokenizer-special-tokens": ["<a>"],
         "--tokenizer-hf-no-include-special-tokens": [], "--tokenizer-sentencepiece-legacy": [],
@@ -143,6 +143,7 @@ def test_an_option_without_effect_is_told_or_refused(capsys, command, option, wo
 def test_the_python_function_tells_too(option):
     value = {"keep_newlines": True, "keep_sequential_samples": True, "text_documents": "paragraph", "lang": "german"}
     value |= {"chat_train_on": "all", "chat_schema": "alpaca", "engine": "gigatoken", "chat_template": "plain"}
+    value["chat_date"] = "2026-11-27"
     notes = Notes()
     given = {option: value.get(option, "x")}
     options = mdata.PreprocessOptions(

@@ -116,10 +116,11 @@ def _template_of(dataset: mdata.Dataset, tokenizer: mdata.Tokenizer) -> Template
         UsageError: it was a file, or is not the tokenizer's any more.
     """
     provenance = dataset.components[0].corpus.manifest.provenance
-    recorded = (provenance.options if provenance else {}).get("chat_template") or {}
+    options = provenance.options if provenance else {}
+    recorded = options.get("chat_template") or {}
     name = recorded.get("name", "")
     if name in (CHATML, PLAIN, OWN):
-        template = choose_template(name, tokenizer)
+        template = choose_template(name, tokenizer, date=options.get("chat_date"))
         if template.fingerprint == recorded.get("fingerprint"):
             return template
     raise UsageError(

@@ -206,6 +206,29 @@ def test_what_templates_of_jinja_may_use():
     assert again.fingerprint == template.fingerprint != JinjaTemplate("own", source, ()).fingerprint
 
 
+def test_the_date_is_given_or_there_is_none():
+    def written(source, date):
+        return str(spans_of([USER], JinjaTemplate("own", source, (), date).checked(), train_on="last"))
+
+    source = "{{ strftime_now('%d %B %Y') if strftime_now is defined else 'never' }}{{ strftime_now is defined }}"
+    assert written(source, "2026-11-27") == "[['27 November 2026True']]" and written(source, None) == "[['neverFalse']]"
+    with pytest.raises(TemplateRefused, match="the chat template writes the date: give --chat-date YYYY-MM-DD"):
+        written("{{ strftime_now('%d') }}", None)
+    with pytest.raises(TemplateRefused, match="strftime_now with a width"):
+        written("{{ strftime_now('%_999999999d') }}", "2026-11-27")
+    for wrong in ("today", "2026-13-01", "27.11.2026"):
+        with pytest.raises(UsageError, match=f"--chat-date {wrong} is no day"):
+            JinjaTemplate("own", "x", (), wrong).checked()
+    dates = (None, "2026-11-27", "2026-11-28")
+    assert len({JinjaTemplate("own", "x", (), date).fingerprint for date in dates}) == 3
+
+
+def test_a_prompt_with_which_the_answer_does_not_begin_is_named():
+    source = "{% for m in messages %}{{ m.content }};{% endfor %}{{ '<think>' if add_generation_prompt }}"
+    with pytest.raises(TemplateRefused, match=r"answer in message 2 adds '<think>', with which .* \('Yes;'\); a field"):
+        spans_of([USER, GPT], JinjaTemplate("own", source, ()), train_on="assistant")
+
+
 class WithTokens(ByteTokenizer):
     """Bytes, and two tokens that no text spells; a folder's configuration."""
 

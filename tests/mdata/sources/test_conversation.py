@@ -339,9 +339,9 @@ def test_contents_that_are_no_text():
     with pytest.raises(BadConversation, match=r"message 1 \(user\): its content is a list, not a string"):
         flat_messages(messages, "assistant")
     call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    with pytest.raises(BadConversation, match="message 2: its content is null, which the chat template writes as None"):
-        named = "{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].id if m.tool_calls }};{% endfor %}"
-        flat_messages([TALK[0], call], "assistant", template=template(named))
+    named = template("{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].id if m.tool_calls }};{% endfor %}")
+    turns, _ = conversation_of(flat_messages([TALK[0], call], "assistant", template=named))
+    assert spans_of(turns, named, train_on="assistant") == [[f"{TALK[0]['content']};"], [f"{CALL['id']};"]]
     with pytest.raises(BadConversation, match=r"message 2 \(assistant\): its content is null, not a string"):
         flat_messages([TALK[0], {"role": "assistant", "content": None}], "assistant", template=takes_parts)
 
@@ -398,6 +398,12 @@ COMMON = (
 TEMPLATES = (USES_FIELDS, WRITES_ALL, IGNORES_ALL, COMMON)
 
 
+def aliased(message: dict) -> dict:
+    """A message with its reasoning under the names that transformers gives it, in its order."""
+    names = [name for name in ("reasoning_content", "thinking", "reasoning") if name in message]
+    return {"thinking": message[names[0]], **message, "reasoning_content": message[names[0]]} if names else message
+
+
 def fully_written(source: str, messages: list[dict], record: dict) -> str:
     """What transformers' apply_chat_template gives, with all fields but null: by jinja2 alone."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
@@ -405,6 +411,7 @@ def fully_written(source: str, messages: list[dict], record: dict) -> str:
     known = {name: record[name] for name in ("tools", "documents") if record.get(name) is not None}
     known |= {name: json.loads(value) for name, value in known.items() if isinstance(value, str)}  # as TRL does
     told = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    told = [aliased(message) for message in told]
     options = {name: value for name, value in (record.get("chat_template_kwargs") or {}).items() if value is not None}
     variables = {"tools": None, "documents": None, **known, **options}
     return environment.from_string(source).render(**variables, messages=told, bos_token="<s>")
