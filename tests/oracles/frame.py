@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ class Case(NamedTuple):
     name: str
     compare: Callable[[], str]
     waiting: int = 0  # the part that will have it
+    note: str = ""  # of a case that differs from the others of its kind; equal cases are counted by it
 
 
 def unknown(kind: str) -> str:
@@ -66,6 +68,7 @@ class Program(NamedTuple):
         """
         cases = [case for case in self.cases_of(root) if not kinds or case.kind in kinds]
         equal = total = 0
+        noted = Counter[str]()
         for kind in sorted({case.kind for case in cases}, key=lambda kind: ((*self.kinds, kind).index(kind), kind)):
             of_kind = [case for case in cases if case.kind == kind]
             if later := [case for case in of_kind if case.waiting]:
@@ -76,8 +79,13 @@ class Program(NamedTuple):
             right = sum(not reason for _, reason in reasons)
             for case, reason in [pair for pair in reasons if pair[1]][:MOST_TOLD]:
                 tell(f"  {kind}, {case.name}: {reason}")
-            say(f"{kind}: {right} of {len(reasons)} cases equal")
+            notes = Counter(case.note for case, reason in reasons if case.note and not reason)
+            noted += notes
+            also = "".join(f", {count} of them {note}" for note, count in notes.items())
+            say(f"{kind}: {right} of {len(reasons)} cases equal{also}")
             equal, total = equal + right, total + len(reasons)
+        for note, count in noted.items():
+            say(f"{count} cases are {note}")
         say(f"{equal} of {total} cases equal")
         return equal == total and bool(cases)
 
