@@ -1,7 +1,7 @@
 """The peer of mixers in benchmarks/one_gpu.py: plain layers around the Triton scan of mamba-ssm or of fla.
 
 fp32 weights under autocast to bf16, PyTorch's fused AdamW, clipping by the norm; everything but the scan and the
-convolution under torch.compile. The convolution is causal-conv1d's where it is installed, otherwise PyTorch's. The same
+convolution under torch.compile. The convolution is causal-conv1d's where it is installed, otherwise our own. The same
 sizes, tokens and number of microbatches as the run beside it.
 """
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer.kernels.mamba_ssm import causal_conv
 from trainer.models.mamba.shape import MambaShape
 
 SCANS = ("mamba-ssm", "fla")
@@ -42,30 +43,13 @@ def scan_of(name: str) -> Callable[..., Tensor]:
     return scan
 
 
-def _convolve() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """SiLU of the convolution of [B, S, C]."""
-    if importlib.util.find_spec("causal_conv1d") is not None:
-        from causal_conv1d import causal_conv1d_fn
-
-        return lambda x, weight, bias: causal_conv1d_fn(
-            x.transpose(1, 2), weight.squeeze(1), bias, activation="silu"
-        ).transpose(1, 2)
-
-    def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        length, width = x.shape[1], weight.shape[2]
-        y = F.conv1d(x.transpose(1, 2), weight, bias, padding=width - 1, groups=len(weight))
-        return F.silu(y[..., :length]).transpose(1, 2)
-
-    return torch.compile(plain)
-
-
 class Mixer(nn.Module):
     """A Mamba-2 mixer around a scan."""
 
     def __init__(self, shape: MambaShape, scan: Callable[..., Tensor]) -> None:
         super().__init__()
         mixer = shape.mixer
-        self.shape, self.scan, self.convolve = mixer, scan, _convolve()
+        self.shape, self.scan = mixer, scan
         self.in_proj = nn.Linear(mixer.width, mixer.projected, bias=False)
         self.conv1d = nn.Conv1d(mixer.convolved, mixer.convolved, mixer.conv_kernel, groups=mixer.convolved)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.zeros(mixer.num_heads)) for _ in range(3))
@@ -89,7 +73,7 @@ class Mixer(nn.Module):
         mixer = self.shape
         z, xBC, dt = self.begin(u)
         with torch.autocast("cuda", enabled=False):
-            xBC = self.convolve(xBC, self.conv1d.weight.to(xBC.dtype), self.conv1d.bias.to(xBC.dtype))
+            xBC = causal_conv(xBC, self.conv1d.weight.squeeze(1), self.conv1d.bias)
             x, B, C = xBC.split([mixer.inner, mixer.of_groups, mixer.of_groups], -1)
             x = x.unflatten(-1, (mixer.num_heads, -1))
             B, C = (part.unflatten(-1, (mixer.num_groups, -1)) for part in (B, C))

@@ -3,8 +3,8 @@
     python benchmarks/one_gpu.py [--shapes llama1b gpt1.3b llama3b] [--rows ours torch] [--rounds 2] [--out FILE.json]
     python benchmarks/one_gpu.py --row ours --shapes llama1b --profile kernels.txt
 
-Shapes mamba2-1.3b and hybrid-8l have mixers: their peers are `mamba-ssm` and `fla` (mamba_peer.py), and `ours-plain` is
-our step with the plain scan.
+Shapes mamba2-1.3b and hybrid-8l have mixers: their peers are `mamba-ssm` and `fla` (mamba_peer.py). `ours-mamba-ssm` is
+our step with the peer's scan and convolution, `ours-plain` our step with the plain ones.
 
 Rows: `ours`, and with `-graphs` recorded as CUDA graphs, with `-fp8` delayed and with `-fp8-current` current scaling;
 `torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and Transformer Engine are
@@ -91,10 +91,13 @@ CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 7, 4, 1
 OUR_ROWS: dict[str, Literal["none", "delayed", "current"]] = {
     "ours": "none",
     "ours-plain": "none",
+    "ours-mamba-ssm": "none",
     "ours-graphs": "none",
     "ours-fp8": "delayed",
     "ours-fp8-current": "current",
 }
+# row of ours -> kernels.scan
+OUR_SCANS: dict[str, Literal["plain", "mamba_ssm"]] = {"ours-plain": "plain", "ours-mamba-ssm": "mamba_ssm"}
 ROWS = (*OUR_ROWS, "torch", *MEGATRON_ROWS, *SCANS)
 FAILED_LINES = 30  # of a failed process, shown
 RUN_LIMIT_S = "300"  # of one process
@@ -111,9 +114,7 @@ def run_config(shape: str, row: str = "ours") -> RunConfig:
         train=TrainSection(sequence_length=length, global_batch=batch, micro_batch=micro_batch, steps=1000),
         optimizer=OptimizerSection(lr=1e-4),
         precision=PrecisionSection(dtype="bf16", fp8=OUR_ROWS.get(row, "none")),
-        kernels=KernelsSection(
-            scan="plain" if row == "ours-plain" else "auto", cuda_graphs="on" if row == "ours-graphs" else "auto"
-        ),
+        kernels=KernelsSection(scan=OUR_SCANS.get(row, "auto"), cuda_graphs="on" if row == "ours-graphs" else "auto"),
     )
 
 
@@ -144,8 +145,8 @@ def random_batches(plan: Plan, device: torch.device) -> list[Microbatch]:
     ]
 
 
-def measure_row(name: str, shape: str, profile: str | None) -> dict[str, Any]:
-    """Steps of ours or of a peer."""
+def measure_row(name: str, shape: str, profile: str | None, chunks: int = CHUNKS) -> dict[str, Any]:
+    """Steps of ours or of a peer, in so many chunks."""
     config = run_config(shape, name)
     plan, world = make_plan(config, 1, facts=None), join_world(Mesh(1))
     batches = random_batches(plan, world.device)
@@ -165,7 +166,7 @@ def measure_row(name: str, shape: str, profile: str | None) -> dict[str, Any]:
     times, losses = [], [float(step())]
     torch.cuda.synchronize()
     ready = seconds_of_process()
-    for _ in range(CHUNKS):
+    for _ in range(chunks):
         start = time.perf_counter()
         found = [step() for _ in range(CHUNK_STEPS)]
         torch.cuda.synchronize()
@@ -312,10 +313,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", help="file for all runs as JSON")
     parser.add_argument("--row", choices=ROWS, help="measure this one alone, in this process")
+    parser.add_argument("--chunks", type=int, default=CHUNKS, help="with --row: groups of four steps")
     parser.add_argument("--profile", help="with --row: file for a table of kernels")
     arguments = parser.parse_args()
     if arguments.row:
-        print(json.dumps(measure_row(arguments.row, arguments.shapes[0], arguments.profile)))
+        print(json.dumps(measure_row(arguments.row, arguments.shapes[0], arguments.profile, arguments.chunks)))
         return
     rows = []
     for row in measure_in_turns(arguments.shapes, arguments.rows, arguments.rounds):

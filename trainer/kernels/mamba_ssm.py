@@ -1,12 +1,12 @@
 """mamba-ssm's Triton scan and causal-conv1d's convolution behind the interface of scan.py.
 
-Both are imported at their first use. Without causal-conv1d, for a width that it lacks, and for generation, which goes
-on from a state, the plain functions compute. Steps and decays stay in fp32; results have the dtype of the activations.
+Both are imported at their first use. Without causal-conv1d, for a width that it lacks, and behind tokens of before, our
+Triton convolution computes; a scan that goes on from a state is the plain one. Steps and decays stay in fp32; results
+have the dtype of the activations.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.kernels import scan
+from trainer.kernels import scan, triton_scan
 
 NAME = "mamba-ssm"
 INSTALL = "pip install mamba-ssm causal-conv1d"
@@ -40,9 +40,8 @@ def causal_conv(
     """See scan.causal_conv."""
     fits = weight_CK.shape[1] in WIDTHS and (document_BS is None or x_BSC.shape[2] % CHANNELS == 0)
     if before_BKC is not None or not fits or importlib.util.find_spec("causal_conv1d") is None:
-        plain = _compiled_conv() if x_BSC.is_cuda else scan.causal_conv
-        y_BSC: Tensor = plain(x_BSC, weight_CK, bias_C, document_BS=document_BS, before_BKC=before_BKC)
-        return y_BSC
+        ours = triton_scan if x_BSC.is_cuda else scan
+        return ours.causal_conv(x_BSC, weight_CK, bias_C, document_BS=document_BS, before_BKC=before_BKC)
     convolve = _function("causal_conv1d", "causal_conv1d_fn")
     seq_idx = None if document_BS is None else document_BS.to(torch.int32).contiguous()
     y_BCS: Tensor = convolve(x_BSC.transpose(1, 2), weight_CK, bias_C, seq_idx=seq_idx, activation="silu")
@@ -69,11 +68,6 @@ def chunk_scan(
         x_BSHP, delta_BSH, A_H, B_BSGN, C_BSGN, chunk_size=chunk, seq_idx=seq_idx, return_final_states=True
     )
     return y_BSHP, state
-
-
-@functools.cache
-def _compiled_conv() -> Any:
-    return torch.compile(scan.causal_conv)
 
 
 def _function(module: str, name: str) -> Any:
