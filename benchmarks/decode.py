@@ -10,7 +10,8 @@ the same with weights in FP8; `gather`, the same without the Triton kernel of at
 the kernel for one token; `gpt-fast`, the loop of that project in short (decode_peer.py); `transformers` with a static
 cache, which it compiles itself; `transformers-batch`, its continuous batching. With --nproc N the first four divide
 the model over N ranks, and the bound is that of a rank.
-Batch 1 begins with 10 tokens and goes on to 1,000; other batches have prompts of 1,000 tokens. The bound is the bytes
+Batch 1 begins with 10 tokens and goes on to 1,000; other batches have prompts of 1,000 tokens, and go from 10 to 1,000
+once more for the ratio of late steps to early ones. The bound is the bytes
 of weights and cache over the bandwidth of a copy that is measured in the same process. --requests draws lengths of
 prompts and texts, cancels every tenth, and prints by how many bytes a token the memory of the GPU and of the process
 grows after the first fifth. Each row is a process of its own
@@ -29,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,21 +186,7 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
         prefills.append(time.perf_counter() - start)
     prefill_s = min(prefills)
     begin(texts, new)
-    found: dict[str, list[int]] = {}
-    log_probs, ends, counts = list[float](), list[float](), list[int]()
-    wait(device)
-    while engine.busy:
-        told = engine.step()
-        for token in told:
-            found.setdefault(token.id, []).append(token.token)
-            log_probs += [token.logprob] if token.id == "0" else []
-        ends.append(time.perf_counter())
-        counts.append(len(told))
-    # Of a step that is told by the next one, and with no prompt in either.
-    full = [all(count == batch for count in part) for part in zip(counts, counts[1:], counts[2:], strict=False)]
-    steps = [
-        after - before for (before, after), is_full in zip(itertools.pairwise(ends), full, strict=False) if is_full
-    ]
+    steps, found, log_probs = timed_steps(engine, batch)
     facts: dict[str, Any] = {
         "kernel": device.type == "cuda"
         and paged_attention.works(
@@ -214,11 +202,19 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
         "forward_tokens_per_s": round(forward_rate(model)),
         "log_prob_difference": log_prob_difference(model, texts[0], found["0"], log_probs),
     }
+    weights = weight_bytes(model, sizes)
     if batch == 1:
-        early, late = steps[:STEPS], steps[-STEPS:]
-        facts["ms_early_late"] = [round(1e3 * statistics.median(part), 3) for part in (early, late)]
-        facts["late_over_early"] = round(statistics.median(late) / statistics.median(early), 3)
-    rank_bytes = weight_bytes(model, sizes) + batch * cache_bytes(sizes, len(texts[0]) + new / 2, tp=tp)
+        from_start = steps
+    else:
+        begin([text[:SHORT] for text in texts], LONG + 4 - SHORT)
+        from_start, _, _ = timed_steps(engine, batch)
+    early, late = (statistics.median(part) for part in (from_start[:STEPS], from_start[-STEPS:]))
+    middles = SHORT + STEPS / 2, LONG - STEPS / 2
+    bounds = [weights + batch * cache_bytes(sizes, tokens, tp=tp) for tokens in middles]
+    facts["ms_early_late"] = [round(1e3 * early, 3), round(1e3 * late, 3)]
+    facts["late_over_early"] = round(late / early, 3)
+    facts["late_over_early_of_bound"] = round(bounds[1] / bounds[0], 3)
+    rank_bytes = weights + batch * cache_bytes(sizes, len(texts[0]) + new / 2, tp=tp)
     facts |= rates(rank_bytes, batch, statistics.fmean(steps), device)
     if profile:
         begin(texts, 24)
@@ -226,6 +222,25 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
             engine.step()
         Path(profile).write_text(kernel_table(lambda: [engine.step() for _ in range(8)]))
     return facts
+
+
+def timed_steps(engine: Engine, batch: int) -> tuple[list[float], dict[str, list[int]], list[float]]:
+    """Run to the end: seconds of the steps in which all rows decode, tokens of each row, log probabilities of row 0."""
+    tokens: dict[str, list[int]] = {}
+    log_probs, ends, counts = list[float](), list[float](), list[int]()
+    while engine.busy:
+        told = engine.step()
+        for token in told:
+            tokens.setdefault(token.id, []).append(token.token)
+            log_probs += [token.logprob] if token.id == "0" else []
+        ends.append(time.perf_counter())
+        counts.append(len(told))
+    # Of a step that is told by the next one, and with no prompt in either.
+    full = [all(count == batch for count in part) for part in zip(counts, counts[1:], counts[2:], strict=False)]
+    steps = [
+        after - before for (before, after), is_full in zip(itertools.pairwise(ends), full, strict=False) if is_full
+    ]
+    return steps, tokens, log_probs
 
 
 def rates(rank_bytes: float, batch: int, step_s: float, device: torch.device) -> dict[str, Any]:
@@ -328,7 +343,8 @@ def peer_row(row: str, shape: str, batch: int) -> dict[str, Any]:
         run = transformers_batches(sizes, device, most=many) if batched else transformers_loop(sizes, device)
     for count in (many, few):  # compiles, and makes what is kept
         run(ids, count)
-    short, long = (best_seconds(lambda count=count: run(ids, count), device, rounds=2) for count in (few, many))
+    rounds = 1 if row == "transformers-batch" else 2
+    short, long = (best_seconds(lambda count=count: run(ids, count), device, rounds=rounds) for count in (few, many))
     rank_bytes = weights + batch * cache_bytes(sizes, ids.shape[1] + many / 2)
     return rates(rank_bytes, batch, (long - short) / (many - few), device)
 
@@ -377,11 +393,15 @@ def main() -> int:
         return 0
     if arguments.row:
         call = (arguments.row, arguments.shape, arguments.batch)
-        facts = our_row(*call, arguments.profile) if arguments.row in OURS else peer_row(*call)
+        try:
+            facts = our_row(*call, arguments.profile) if arguments.row in OURS else peer_row(*call)
+        except Exception:
+            traceback.print_exc()
+            os._exit(1)  # threads of transformers' continuous batching stay
         if os.environ.get("RANK", "0") == "0":
             print(json.dumps(facts), flush=True)
         leave_world()
-        os._exit(0)  # threads of transformers' continuous batching stay
+        os._exit(0)
     if torch.cuda.is_available():
         print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     table = []
