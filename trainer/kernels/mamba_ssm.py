@@ -1,8 +1,7 @@
 """mamba-ssm's Triton scan and causal-conv1d's convolution behind the interface of scan.py.
 
 Both are imported at their first use. Without causal-conv1d, for a width that it lacks, and behind tokens of before, our
-Triton convolution computes; a scan that goes on from a state is the plain one. Steps and decays stay in fp32; results
-have the dtype of the activations.
+Triton convolution computes. Steps and decays stay in fp32; results have the dtype of the activations.
 """
 
 from __future__ import annotations
@@ -60,12 +59,18 @@ def chunk_scan(
     state_BHPN: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See scan.chunk_scan."""
-    if state_BHPN is not None:
-        return scan.chunk_scan(x_BSHP, delta_BSH, A_H, B_BSGN, C_BSGN, chunk=chunk, state_BHPN=state_BHPN)
     run = _function("mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined")
     seq_idx = None if document_BS is None else document_BS.to(torch.int32).contiguous()
     y_BSHP, state = run(
-        x_BSHP, delta_BSH, A_H, B_BSGN, C_BSGN, chunk_size=chunk, seq_idx=seq_idx, return_final_states=True
+        x_BSHP,
+        delta_BSH,
+        A_H,
+        B_BSGN,
+        C_BSGN,
+        chunk_size=chunk,
+        initial_states=state_BHPN,
+        seq_idx=seq_idx,
+        return_final_states=True,
     )
     return y_BSHP, state
 

@@ -36,14 +36,16 @@ def _document(document, row, t, length, DOCUMENTS: tl.constexpr):
 
 @triton.jit
 def states(
-    x, delta, log, B, document, before, after,
+    x, delta, log, B, document, state, before, after,
     length, chunks, heads, of_group, x_row, x_token, B_row, B_token,
-    DOCUMENTS: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOCUMENTS: tl.constexpr, STATE: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A head's state before each chunk and after the last one, for a block of N."""
+    """A head's state before each chunk and after the last one, for a block of N; with STATE the first one is given."""
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     q, p, n = tl.arange(0, Q), tl.arange(0, P), block * BLOCK_N + tl.arange(0, BLOCK_N)
-    state_PN = tl.zeros([P, BLOCK_N], tl.float32)
+    at_PN = ((row * heads + head) * P + p[:, None]) * N + n[None, :]
+    state_PN = tl.load(state + at_PN) if STATE else tl.zeros([P, BLOCK_N], tl.float32)
     for chunk in range(chunks):
         t = chunk * Q + q
         there, end = t < length, tl.max(t, 0)
@@ -62,7 +64,7 @@ def states(
         remains_Q = tl.where(same_Q, delta_Q * tl.exp(total - log_Q), 0.0)
         added_PN = _dot(tl.trans((x_QP.to(tl.float32) * remains_Q[:, None]).to(x_QP.dtype)), B_QN)
         state_PN = state_PN * tl.where(previous == last, tl.exp(total), 0.0) + added_PN
-    tl.store(after + ((row * heads + head) * P + p[:, None]) * N + n[None, :], state_PN)
+    tl.store(after + at_PN, state_PN)
 
 
 @triton.jit

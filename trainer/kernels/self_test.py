@@ -133,11 +133,14 @@ def _scan(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) -> Resu
     for document in (None, halves):
         parts = kernels.causal_conv(x, weight, bias, document_BS=document).split(sizes, -1)
         heads, B, C = (part.unflatten(-1, (count, -1)) for part, count in zip(parts, counts, strict=True))
-        y, _ = kernels.chunk_scan(heads, delta, A, B, C, chunk=32, document_BS=document)
-        yield "the scan", y.detach()
+        y, state = kernels.chunk_scan(heads, delta, A, B, C, chunk=32, document_BS=document)
+        yield from (("the scan", y.detach()), ("the state behind it", state.detach()))
         gradients = torch.autograd.grad(y, (x, weight, bias, delta, A), dy.to(y.dtype))
         names = ("the input", "the convolution", "its bias", "steps", "decays")
         yield from ((f"the gradient of {name}", part) for name, part in zip(names, gradients, strict=True))
+    with torch.no_grad():  # as in generation
+        y, state = kernels.chunk_scan(heads, delta, A, B, C, chunk=32, state_BHPN=draw(2, HEADS, HEAD, SIZE).float())
+    yield from (("the scan from a state", y), ("the state behind that", state))
     y, x = (draw(2, LENGTH, HEADS, HEAD).to(dtype).requires_grad_() for _ in range(2))
     z, dy = draw(2, LENGTH, HEADS * HEAD).to(dtype).requires_grad_(), draw(2, LENGTH, HEADS * HEAD).to(dtype)
     D, weight = draw(HEADS).float().requires_grad_(), draw(HEADS * HEAD).float().requires_grad_()

@@ -145,11 +145,12 @@ def chunk_scan(
     document_BS: Tensor | None = None,
     state_BHPN: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See scan.chunk_scan, which computes what goes on from a state, and widths that are not in WIDTHS.
+    """See scan.chunk_scan, which computes the gradient of a state, and widths that are not in WIDTHS.
 
     y has the dtype of x; the state after the last token has no gradient.
     """
-    if state_BHPN is not None or x_BSHP.shape[-1] not in WIDTHS or B_BSGN.shape[-1] not in WIDTHS:
+    of_state = state_BHPN is not None and state_BHPN.requires_grad
+    if of_state or x_BSHP.shape[-1] not in WIDTHS or B_BSGN.shape[-1] not in WIDTHS:
         return scan.chunk_scan(
             x_BSHP, delta_BSH, A_H, B_BSGN, C_BSGN, chunk=chunk, document_BS=document_BS, state_BHPN=state_BHPN
         )
@@ -157,8 +158,9 @@ def chunk_scan(
     padded_BTH = F.pad(delta_BSH, (0, 0, 0, -delta_BSH.shape[1] % CHUNK))
     log_BcQH = (padded_BTH * A_H.float()).unflatten(1, (-1, CHUNK)).cumsum(2)
     document_BS = None if document_BS is None else document_BS.to(torch.int32).contiguous()
-    y_BSHP, state_BHPN = _Scan.apply(x_BSHP, delta_BSH, log_BcQH, B_BSGN, C_BSGN, document_BS)
-    return y_BSHP, state_BHPN
+    before_BHPN = None if state_BHPN is None else state_BHPN.float().contiguous()
+    y_BSHP, after_BHPN = _Scan.apply(x_BSHP, delta_BSH, log_BcQH, B_BSGN, C_BSGN, document_BS, before_BHPN)
+    return y_BSHP, after_BHPN
 
 
 class _Scan(torch.autograd.Function):
@@ -166,11 +168,18 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, delta: Tensor, log: Tensor, B: Tensor, C: Tensor, document: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        delta: Tensor,
+        log: Tensor,
+        B: Tensor,
+        C: Tensor,
+        document: Tensor | None,
+        state: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         x, B, C = (_by_tokens(part) for part in (x, B, C))
         delta, log = delta.contiguous(), log.contiguous()
-        before, after = _states(x, delta, log, B, document)
+        before, after = _states(x, delta, log, B, document, state)
         y = x.new_empty(x.shape)
         (rows, length, heads, width), (groups, size), chunks = x.shape, B.shape[2:], log.shape[1]
         _kernels().outputs[(chunks, heads, rows)](
@@ -178,16 +187,16 @@ class _Scan(torch.autograd.Function):
             length, chunks, heads, heads // groups, *x.stride()[:2], *B.stride()[:2], *C.stride()[:2],
             DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, num_warps=WARPS["outputs"],
         )  # fmt: skip
-        ctx.save_for_backward(x, delta, log, B, C, document)
+        ctx.save_for_backward(x, delta, log, B, C, document, state)
         ctx.mark_non_differentiable(after)
         return y, after
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        x, delta, log, B, C, document = ctx.saved_tensors
+        x, delta, log, B, C, document, state = ctx.saved_tensors
         dy = dy.contiguous()
         (rows, length, heads, width), (groups, size), chunks = x.shape, B.shape[2:], log.shape[1]
-        before, _ = _states(x, delta, log, B, document)
+        before, _ = _states(x, delta, log, B, document, state)
         dafter, (block_N, blocks), of_group = torch.empty_like(before), _blocks(size), heads // groups
         dtotal = torch.empty(rows, chunks, heads, blocks, dtype=torch.float32, device=x.device)
         documents = log if document is None else document
@@ -211,19 +220,22 @@ class _Scan(torch.autograd.Function):
         )  # fmt: skip
         dlog[:, :, -1] += dtotal.sum(-1)
         dB, dC = (part.unflatten(2, (groups, -1)).sum(3).to(B.dtype) for part in (dB, dC))
-        return dx, ddelta, dlog, dB, dC, None
+        return dx, ddelta, dlog, dB, dC, None, None
 
 
-def _states(x: Tensor, delta: Tensor, log: Tensor, B: Tensor, document: Tensor | None) -> tuple[Tensor, Tensor]:
+def _states(
+    x: Tensor, delta: Tensor, log: Tensor, B: Tensor, document: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Before each chunk [B, c, H, P, N] in the dtype of x, and after the last one [B, H, P, N] in fp32."""
     (rows, length, heads, width), (groups, size), chunks = x.shape, B.shape[2:], log.shape[1]
     before = torch.empty(rows, chunks, heads, width, size, dtype=x.dtype, device=x.device)
     after = torch.empty(rows, heads, width, size, dtype=torch.float32, device=x.device)
     block_N, blocks = _blocks(size)
     _kernels().states[(blocks, heads, rows)](
-        x, delta, log, B, log if document is None else document, before, after,
+        x, delta, log, B, log if document is None else document, log if state is None else state, before, after,
         length, chunks, heads, heads // groups, *x.stride()[:2], *B.stride()[:2],
-        DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, BLOCK_N=block_N, num_warps=WARPS["states"],
+        DOCUMENTS=document is not None, STATE=state is not None, Q=CHUNK, P=width, N=size, BLOCK_N=block_N,
+        num_warps=WARPS["states"],
     )  # fmt: skip
     return before, after
 

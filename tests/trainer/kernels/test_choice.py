@@ -184,9 +184,9 @@ def test_mamba_ssm_is_used_where_it_computes_the_same(monkeypatch):
         assert activation == "silu" and x_BCS.stride(1) == 1 and (seq_idx is None or seq_idx.dtype == torch.int32)
         return scan.causal_conv(x_BCS.mT, weight_CK, bias_C, document_BS=seq_idx).mT
 
-    def combined(x, dt, A, B, C, chunk_size, seq_idx=None, return_final_states=False):
+    def combined(x, dt, A, B, C, chunk_size, initial_states=None, seq_idx=None, return_final_states=False):
         assert return_final_states and (seq_idx is None or seq_idx.is_contiguous())
-        y, state = scan.chunk_scan(x, dt, A, B, C, chunk=chunk_size, document_BS=seq_idx)
+        y, state = scan.chunk_scan(x, dt, A, B, C, chunk=chunk_size, document_BS=seq_idx, state_BHPN=initial_states)
         return y.to(x.dtype), state
 
     functions = {"causal_conv1d_fn": convolve, "mamba_chunk_scan_combined": combined}

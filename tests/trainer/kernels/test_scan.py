@@ -134,6 +134,32 @@ def test_the_triton_kernels_are_the_plain_scan(name):
         torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))
 
 
+@pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a GPU")
+@pytest.mark.parametrize("length", [1, EDGE, 2 * EDGE + 3])
+def test_the_triton_kernels_go_on_from_a_state_as_the_plain_scan(length):
+    """Results, gradients, and two pieces that equal the whole."""
+    draw, device = torch.Generator().manual_seed(length), torch.device("cpu" if INTERPRETED else "cuda")
+    rows = ROWS, length
+    shapes = (*rows, 4, 16), (*rows, 4), (4,), (*rows, 2, 32), (*rows, 2, 32), (ROWS, 4, 16, 32), (*rows, 4, 16)
+    *inputs, state, dy = (torch.randn(*shape, generator=draw) for shape in shapes)
+    inputs[1:3] = inputs[1].sigmoid(), -inputs[2].exp()
+    results = []
+    for scan, dtype in ((chunk_scan, torch.float64), (triton_scan.chunk_scan, torch.float32)):
+        given = [part.to(device, dtype).requires_grad_() for part in inputs]
+        y, after = scan(*given, chunk=EDGE, state_BHPN=state.to(device, dtype))
+        results.append((y.detach(), after.detach(), *torch.autograd.grad(y, given, dy.to(device, dtype))))
+        x, delta, A, B, C = (part.detach() for part in given)
+        pieces, at = [], state.to(device, dtype)
+        for piece in (slice(0, length // 3), slice(length // 3, length)):
+            if piece.stop > piece.start:
+                of_piece = (part[:, piece] for part in (B, C))
+                y, at = scan(x[:, piece], delta[:, piece], A, *of_piece, chunk=EDGE, state_BHPN=at)
+                pieces.append(y)
+        results[-1] += torch.cat(pieces, 1), at
+    for found, right in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))
+
+
 CONVOLUTIONS = {  # length, channels, width, first tokens of documents
     "one token": (1, 5, 4, None),
     "segments": (2 * triton_scan.TOKENS + 2, 300, 4, None),
