@@ -385,7 +385,8 @@ def with_layout(draft: Draft, arguments: argparse.Namespace) -> tuple[RunConfig,
         if problems := problems_of_every_layout(parsed(tables), hardware, facts=draft.facts):
             raise problems_error("these settings", problems)
         name = f"{draft.gpus} x {hardware.device.name}"
-        fix = "give more --gpus or a smaller --model"
+        lora = "lora" in arguments and not arguments.lora  # an option of mtrain finetune
+        fix = "give more --gpus, or --lora 16" if lora else "give more --gpus or a smaller --model"
         raise NoLayoutError(f"no layout of {name} works", found=layout.problem, fix=fix)
     config = layout.config
     mesh: dict[str, Any] = {"tp": config.mesh.tp, "cp": config.mesh.cp, "pp": config.mesh.pp}
