@@ -4,9 +4,10 @@
 
 Each layout that fits the number of ranks is trained twice from the same weights with `run.deterministic`, graphs off
 and on; without it torch.compile alone changes bits, when it replaces a kernel for one shape by one for all of them:
-losses and gradient norms of all steps must be equal, and so must the optimizer's state. In between there are an
-evaluation, a step with fewer microbatches, and a step with a gradient that is not finite, which is skipped. A layout
-that cannot be recorded is listed with its reason. Prints a line for each layout; exits 1 if one differs.
+losses and gradient norms of all steps must be equal, and so must the optimizer's state and the last checkpoint. In
+between there are an evaluation, a step with fewer microbatches, a step with a gradient that is not finite, which is
+skipped, and a checkpoint that is written while the next steps run. A layout that cannot be recorded is listed with its
+reason. Prints a line for each layout; exits 1 if one differs.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import gc
 import json
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +33,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.bert_t5 import Shape, padded_rows
 from benchmarks.one_gpu import random_engine
+from trainer.checkpoint.folder import latest_checkpoint
+from trainer.checkpoint.format import RunState
+from trainer.checkpoint.load import verify_checkpoint
+from trainer.checkpoint.location import checkpoints_folder
+from trainer.config.parse import dump_config
 from trainer.config.sections import (
     BertSection,
+    CheckpointSection,
     DataSection,
     KernelsSection,
     MeshSection,
@@ -53,6 +62,7 @@ from trainer.plan.kernel_choice import why_not_recorded
 from trainer.plan.plan import make_plan
 from trainer.run.determinism import make_deterministic
 from trainer.run.engine import Engine
+from trainer.run.saving import Saver
 
 LLAMA: dict[str, Any] = {
     "num_layers": 8,
@@ -120,6 +130,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "pp 2, interleaved": (2, LLAMA, {"pp": 2, "schedule": "interleaved"}),
     "pp 2, zb_h1": (2, LLAMA, {"pp": 2, "schedule": "zb_h1"}),
     "pp 2, zb_v, tied": (2, LLAMA | {"tie_embeddings": True}, {"pp": 2, "schedule": "zb_v"}),
+    "pp 2, fp16": (2, LLAMA, {"pp": 2, "dtype": "fp16"}),
+    "dp 2, fp16": (2, LLAMA, {"dtype": "fp16"}),
+    "cp 2, fp16": (2, LLAMA, {"cp": 2, "dtype": "fp16"}),
+    "tp 2, fp16": (2, LLAMA, {"tp": 2, **SP, "dtype": "fp16"}),
     "tp 2, sequence parallel, beside": (2, LLAMA, {"tp": 2, **SP, "overlap_passes": "on"}),
     "tp 2, fp8, beside": (2, LLAMA, {"tp": 2, **SP, "fp8": "delayed", "overlap_passes": "on"}),
     "cp 2, beside": (2, LLAMA, {"cp": 2, "overlap_passes": "on"}),
@@ -133,6 +147,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "pp 4, zb_v": (4, LLAMA, {"pp": 4, "schedule": "zb_v"}),
     "cp 2, tp 2": (4, LLAMA, {"cp": 2, "tp": 2, **SP}),
     "dp 2, pp 2, zb_h1": (4, LLAMA, {"pp": 2, "schedule": "zb_h1"}),
+    "pp 4, fp16": (4, LLAMA, {"pp": 4, "dtype": "fp16"}),
+    "dp 2, pp 2, fp16": (4, LLAMA, {"pp": 2, "dtype": "fp16"}),
+    "cp 2, tp 2, fp16": (4, LLAMA, {"cp": 2, "tp": 2, **SP, "dtype": "fp16"}),
 }
 SECTIONS: dict[str, Any] = {
     "mesh": MeshSection(),
@@ -191,23 +208,67 @@ def _padded_rows(engine: Engine, step: int, *, decoder: int) -> list[Microbatch]
     return batches
 
 
-def trained(config: RunConfig, world: World, steps: int) -> tuple[list[float], dict[str, torch.Tensor], float]:
-    """Losses and norms of all steps, this rank's state, and the growth of its memory in GiB over the second half."""
+class Trained(NamedTuple):
+    """What a layout's steps gave on one rank.
+
+    Args:
+        numbers: losses, norms and whether the step was applied. state: of the optimizer.
+        saved: hashes of the tensors of the last checkpoint.
+        beside_saves: steps that were launched while a checkpoint was being written.
+        grown_gib: the growth of the GPU's memory over the second half. seconds: of all steps.
+    """
+
+    numbers: list[float]
+    state: dict[str, torch.Tensor]
+    saved: dict[str, Any]
+    beside_saves: int
+    grown_gib: float
+    seconds: float
+
+
+def trained(config: RunConfig, world: World, steps: int) -> Trained:
+    """Train a layout for some steps; checkpoints go into a temporary folder that all ranks of this host see."""
+    with tempfile.TemporaryDirectory() if world.is_main else nullcontext("") as own:
+        folder = gather_objects(own, world.groups["world"])[0]
+        config = dataclasses.replace(
+            config, run=dataclasses.replace(config.run, folder=folder), checkpoint=CheckpointSection(keep=1)
+        )
+        return _trained(config, world, steps)
+
+
+def _trained(config: RunConfig, world: World, steps: int) -> Trained:
     engine = random_engine(config, make_plan(config, world.world_size, facts=None), world)
-    numbers, middle = [], 0
-    for step in range(steps):
-        batches = random_rows(engine, step)
-        if step % 10 == 5:
-            numbers.append(engine.evaluate(batches))
-        if step % 10 == 6:
-            batches = batches[: len(batches) // 2]
-        with overflowing(engine) if step % 10 == 7 else nullcontext():
-            report = engine.step(batches, 1e-3).read()
-        numbers += [report.loss, report.grad_norm, float(report.applied)]
-        middle = torch.cuda.memory_reserved() if step == steps // 2 else middle
+    numbers, middle, beside, began = [], 0, 0, time.perf_counter()
+    with Saver(config, engine, extras={}, tell=lambda kind, facts, text: None) as saver:
+        for step in range(steps):
+            batches = random_rows(engine, step)
+            if step % 10 == 5:
+                numbers.append(engine.evaluate(batches))
+            if step % 10 == 6:
+                batches = batches[: len(batches) // 2]
+            with overflowing(engine) if step % 10 == 7 else nullcontext():
+                pending = engine.step(batches, 1e-3)
+            beside += saver.in_flight
+            report = pending.read()
+            numbers += [report.loss, report.grad_norm, float(report.applied)]
+            if step % 10 == 8:
+                saver.begin(_position(engine, step))
+            middle = torch.cuda.memory_reserved() if step == steps // 2 else middle
+        saver.finish()
+        seconds = time.perf_counter() - began
+    newest = latest_checkpoint(checkpoints_folder(config))
+    saved = {} if newest is None else verify_checkpoint(newest).tensors
     engine.optimizer.gathers.release()
     grown = (torch.cuda.memory_reserved() - middle) / 2**30
-    return numbers, {name: values.clone() for name, values in engine.optimizer.state.items()}, grown
+    state = {name: values.clone() for name, values in engine.optimizer.state.items()}
+    gather_objects(None, world.groups["world"])  # every rank has read the checkpoint before its folder goes
+    return Trained(numbers, state, dict(saved), beside, grown, seconds)
+
+
+def _position(engine: Engine, step: int) -> RunState:
+    """After this step, as far as it says which state the checkpoint holds."""
+    done = {"step": step + 1, "consumed_samples": (step + 1) * GLOBAL_BATCH, "optimizer_steps": engine.optimizer.steps}
+    return RunState(**done, data_id="", data={}, config=dump_config(engine.config))
 
 
 @contextmanager
@@ -241,22 +302,26 @@ def compare(name: str, world: World, steps: int) -> dict[str, Any]:
         found.append(trained(dataclasses.replace(config, kernels=kernels), world, steps))
         gc.collect()
         torch.cuda.empty_cache()
-    (numbers, state, _), (others, other_state, grown) = found
-    same_numbers = torch.equal(torch.tensor(numbers).nan_to_num(), torch.tensor(others).nan_to_num())
+    computed, replayed = found
+    same_numbers = torch.equal(torch.tensor(computed.numbers).nan_to_num(), torch.tensor(replayed.numbers).nan_to_num())
     differing = {
-        key: [int((values != other_state[key]).sum()), int(values.isnan().sum()), int(other_state[key].isnan().sum())]
-        for key, values in state.items()
-        if not torch.equal(values, other_state[key])
+        key: [int((values != other).sum()), int(values.isnan().sum()), int(other.isnan().sum())]
+        for key, values in computed.state.items()
+        if not torch.equal(values, other := replayed.state[key])
     }
-    finite = sum(1 for number in numbers if number == number)
+    pairs = enumerate(zip(computed.numbers, replayed.numbers, strict=True))
     return {
         "layout": name,
-        "equal": same_numbers and not differing,
+        "equal": same_numbers and not differing and computed.saved == replayed.saved,
         "differing values, NaN, NaN": differing,
-        "first difference": next((i for i, (a, b) in enumerate(zip(numbers, others, strict=True)) if a != b == b), -1),
-        "finite": finite,
-        "loss": [numbers[0], numbers[-3]],
-        "grown_gib": round(grown, 3),
+        "first difference": next((i for i, (a, b) in pairs if a != b == b), -1),
+        "finite": sum(1 for number in computed.numbers if number == number),
+        "saved tensors": len(computed.saved),
+        "same checkpoint": computed.saved == replayed.saved,
+        "steps beside saves": [one.beside_saves for one in found],
+        "loss": [computed.numbers[0], computed.numbers[-3]],
+        "grown_gib": round(replayed.grown_gib, 3),
+        "seconds": [round(one.seconds, 1) for one in found],
     }
 
 

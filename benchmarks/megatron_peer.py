@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainer.models.gpt.shape import GPTShape
+from trainer.parallel.context import columns_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class Megatron:
     Args:
         optimizer: "distributed": flat shards; "fused": in addition, Adam's kernel writes the bf16 parameters.
         fp8: its recipe, "": none.
-        tp, pp: ranks; with tp > 1 the sequence is divided too. chunks: of the model on each rank of a pipeline.
+        tp, pp, cp: ranks; with tp > 1 the sequence is divided too, with cp > 1 attention is a ring of messages.
+        chunks: of the model on each rank of a pipeline.
         ep, etp: ranks that share experts, and each of them; 0: those of tp. dispatcher: of tokens to them.
     """
 
@@ -40,6 +42,7 @@ class Megatron:
     fp8: str = ""
     tp: int = 1
     pp: int = 1
+    cp: int = 1
     chunks: int = 1
     ep: int = 1
     etp: int = 0
@@ -72,6 +75,12 @@ def megatron_step(row: Megatron, shape: GPTShape, batches: list[tuple[Tensor, Te
     config = transformer_config(row, shape)
     model = _model(row, config, shape, length)
     positions = torch.arange(length, device=device).expand(size, length)
+    if row.cp > 1:
+        from megatron.core import parallel_state
+
+        columns = columns_of(length, rank=parallel_state.get_context_parallel_rank(), size=row.cp)
+        mine = torch.tensor(columns, device=device)
+        positions, batches = positions[:, mine], [(text[:, mine], labels[:, mine]) for text, labels in batches]
 
     def forward(batch: tuple[Tensor, Tensor], module: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         tokens, labels = batch
@@ -91,6 +100,7 @@ def join(row: Megatron, device: torch.device) -> None:
         row.tp,
         row.pp,
         row.chunks if row.chunks > 1 else None,
+        context_parallel_size=row.cp,
         expert_model_parallel_size=row.ep,
         expert_tensor_parallel_size=row.etp or row.tp,
         create_gloo_process_groups=False,
@@ -120,7 +130,7 @@ def stepper(
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    overlap = parallel_state.get_data_parallel_world_size() > 1
+    overlap = parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1
     optimizer_config = _optimizer_config(OptimizerConfig, row.optimizer, overlap=overlap)
     model = [_reduced(config, chunk, optimizer_config, number) for number, chunk in enumerate(chunks)]
     optimizer = get_megatron_optimizer(optimizer_config, model, use_gloo_process_groups=False)
@@ -198,7 +208,7 @@ def _reduced(config: Any, chunk: Any, optimizer: Any, number: int) -> Any:
     reduction = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=optimizer.use_distributed_optimizer,
-        overlap_grad_reduce=parallel_state.get_data_parallel_world_size() > 1,
+        overlap_grad_reduce=parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1,
         overlap_param_gather=optimizer.overlap_param_gather,
     )
     half = Float16Module(config, chunk.cuda())
@@ -234,6 +244,7 @@ def transformer_config(row: Megatron, shape: GPTShape, *, num_layers: int = 0, o
         tensor_model_parallel_size=row.tp,
         sequence_parallel=row.tp > 1,
         pipeline_model_parallel_size=row.pp,
+        context_parallel_size=row.cp,
         virtual_pipeline_model_parallel_size=row.chunks if row.chunks > 1 else None,
         overlap_p2p_comm=row.chunks > 1,
         batch_p2p_comm=row.chunks == 1,

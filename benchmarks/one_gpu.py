@@ -241,12 +241,6 @@ def busy_times(events: list[Any]) -> tuple[float, float, float]:
     return length, covered(events), covered([event for event in events if not event.name.startswith("nccl")])
 
 
-def part_without_computation(step: Callable[[], Any]) -> float:
-    """Of a step, the part in which communication runs alone, or nothing."""
-    length, _, computing = busy_times(kernel_events(step))
-    return 1 - computing / length
-
-
 def covered(events: list[Any]) -> float:
     """Microseconds in which at least one of these kernels runs."""
     total, end = 0.0, float("-inf")

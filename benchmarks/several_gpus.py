@@ -11,15 +11,16 @@ last. "llama5b" and "llama4b" are the first 24 and 20 layers of Llama-2-7B, for 
 "llama70b-16l" begins Llama-2-70B, "qwen3moe-32l" Qwen3-30B-A3B. --forecast prints what `mtrain plan` expects of rows.
 
 With --graphs each row of ours is run twice, with `kernels.cuda_graphs` off and on; the second is called "NAME+graphs".
-"NAME+overlap" also sets `kernels.overlap_passes`.
+"NAME+overlap" also sets `kernels.overlap_passes`. The peer of zero-bubble rows runs its interleaved schedule.
 With --narrow layers have the smallest widths and rows 256 tokens, so that the GPUs have next to nothing to do: the step
 is then the time that the host needs to launch one, with the latency of its collectives.
 
 Where data-parallel ranks communicate, `exposed` is the part of a step in which nothing else runs meanwhile: the step,
 minus one with those collectives left out, over the step; `exposed_dispatch` is the same of the collectives that bring
 tokens to experts and back (those of counts and choices stay). `alone` is the part of a profiled step in which
-communication runs and no other kernel, or no kernel at all: for rows with experts, of ours and of the peer.
-`kept_bytes` are those of a parameter between two steps.
+communication runs and no other kernel, or no kernel at all, `idle` that of the latter: with --idle or experts, of ours
+and of the peer. `kept_bytes` are those of a parameter between two steps. `launch_us` is the host's time to launch an
+addition of two small tensors, and to launch a small sum over all ranks: the slowest rank's, in the process of the row.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.megatron_peer import Megatron, megatron_step
 from benchmarks.one_gpu import (
     SHAPES,
+    busy_times,
+    kernel_events,
     kernel_table,
     our_step,
-    part_without_computation,
     random_batches,
     random_engine,
     run_config,
@@ -139,6 +141,8 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama7b-dp4": (4, 4096, 1, 8, LLAMA7B, {}),
     "llama7b-dp4-gradients": (4, 4096, 1, 8, LLAMA7B, {"sharding": "gradients"}),
     "llama7b-dp4-parameters": (4, 4096, 1, 8, LLAMA7B, {"sharding": "parameters"}),
+    "llama4b-dp4": (4, 4096, 1, 8, LLAMA4B, {}),
+    "llama5b-pp4-zb_v": (4, 4096, 1, 16, LLAMA5B, {"pp": 4, "schedule": "zb_v"}),
     "llama7b-tp4": (4, 4096, 1, 16, LLAMA7B, {"tp": 4, "sequence_parallel": True}),
     "llama7b-tp2-dp2": (4, 4096, 1, 8, LLAMA7B, {"tp": 2, "sequence_parallel": True}),
     "llama7b-tp2-pp2": (4, 4096, 1, 16, LLAMA7B, {"tp": 2, "sequence_parallel": True, "pp": 2}),
@@ -237,7 +241,8 @@ SECTIONS = (
     "kernels",
     "recompute",
 )  # whose keys a row may set; of one name, the first
-CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 5, 2, 2  # graphs are recorded in the second step
+LAUNCHES, LAUNCH_ROUNDS = 200, 5  # fewer than the launches that a device queues
+CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 3, 2, 2  # graphs are recorded in the second step
 NARROW_TOKENS = 256
 RUN_LIMIT_S = "180"  # of the ranks of one row
 
@@ -279,9 +284,11 @@ def peers_of(name: str) -> dict[str, Megatron]:
     keys = dict(ROWS[name.partition("+")[0]][5])
     keys.pop("sequence_parallel", None)  # it divides the sequence wherever tp > 1
     schedule, chunks = keys.pop("schedule", "1f1b"), keys.pop("virtual_pipeline", 1)
-    mesh = {axis: keys.pop(axis, 1) for axis in ("tp", "pp", "ep")} | {"etp": keys.pop("etp", 0)}
+    mesh = {axis: keys.pop(axis, 1) for axis in ("tp", "pp", "cp", "ep")} | {"etp": keys.pop("etp", 0)}
     fp8 = keys.pop("fp8", "")
-    if keys or schedule not in ("1f1b", "interleaved"):
+    if schedule in ("zb_h1", "zb_v"):
+        chunks = 4
+    if keys or ROWS[name.partition("+")[0]][4]["num_layers"] % (mesh["pp"] * chunks):
         return {}
     peer = Megatron(optimizer="distributed", fp8=fp8, chunks=chunks, **mesh)
     if mesh["ep"] == 1:
@@ -290,21 +297,22 @@ def peers_of(name: str) -> dict[str, Megatron]:
     return {"megatron-core": peer, "megatron-core-allgather": gathering}
 
 
-def measure(name: str, *, peer: str, narrow: bool, profile: str) -> dict[str, Any]:
+def measure(name: str, *, peer: str, narrow: bool, profile: str, chunks: int, idle: bool) -> dict[str, Any]:
     """One rank of a row, of ours or of a peer."""
     config, ranks = row_config(name, narrow=narrow), ROWS[name.partition("+")[0]][0]
     plan = make_plan(config, ranks, facts=None)
-    return measure_peer(name, peer, plan, profile=profile) if peer else measure_ours(name, config, plan, profile)
+    how: dict[str, Any] = {"profile": profile, "chunks": chunks, "idle": idle or plan.ep > 1}
+    return measure_peer(name, peer, plan, **how) if peer else measure_ours(name, config, plan, **how)
 
 
-def measure_peer(name: str, peer: str, plan: Plan, *, profile: str) -> dict[str, Any]:
+def measure_peer(name: str, peer: str, plan: Plan, *, profile: str, chunks: int, idle: bool) -> dict[str, Any]:
     """One rank of megatron-core."""
     rank, row = int(os.environ["RANK"]), peers_of(name)[peer]
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     texts = [(batch.tokens_BS, batch.labels_BS) for batch in random_batches(plan, device)]
     step = megatron_step(row, plan.shape, texts)
-    seconds = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
+    seconds = step_seconds(step, chunks)
     peaks: list[int] = [0] * plan.world_size
     dist.all_gather_object(peaks, torch.cuda.max_memory_allocated())
     found = {
@@ -313,21 +321,22 @@ def measure_peer(name: str, peer: str, plan: Plan, *, profile: str) -> dict[str,
         **speed(plan, seconds),
         "peak_gib": round(max(peaks) / 2**30, 2),
         "loss": round(float(step()), 4),
+        "launch_us": launch_times(device),
         "main": rank == 0,
     }
-    if row.ep > 1:
-        found["alone"] = round(part_without_computation(step), 4)
+    if idle:
+        found |= waits_of(step)
     write_profile(profile, f"{peer}-{name}", rank, step)
     return found
 
 
-def measure_ours(name: str, config: RunConfig, plan: Plan, profile: str) -> dict[str, Any]:
+def measure_ours(name: str, config: RunConfig, plan: Plan, *, profile: str, chunks: int, idle: bool) -> dict[str, Any]:
     """One rank of ours."""
     world = join_world(mesh_of(config, plan.world_size), overlap_passes=config.kernels.overlap_passes == "on")
     engine = random_engine(config, plan, world)
     batches = [batch.on_context_rank(engine.cp) for batch in random_batches(plan, world.device)]
     step = our_step(engine, batches)
-    seconds = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
+    seconds = step_seconds(step, chunks)
     found: dict[str, Any] = {
         "row": name,
         "of": "mtrain",
@@ -335,19 +344,21 @@ def measure_ours(name: str, config: RunConfig, plan: Plan, profile: str) -> dict
         "peak_gib": round(max(gather_objects(torch.cuda.max_memory_allocated(), engine.everyone)) / 2**30, 2),
         "reserved_gib": round(max(gather_objects(torch.cuda.max_memory_reserved(), engine.everyone)) / 2**30, 2),
         "loss": round(engine.step(batches, 1e-4).read().loss, 4),
+        "launch_us": launch_times(world.device),
         "main": world.is_main,
     }
+    if idle:
+        found |= waits_of(step)
     if plan.ep > 1:
-        found["alone"] = round(part_without_computation(step), 4)
         with without_dispatch():
-            undispatched = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
+            undispatched = step_seconds(step, chunks)
         found["exposed_dispatch"] = round(1 - undispatched / seconds, 4)
     write_profile(profile, name, world.rank, step)
     engine.optimizer.gathers.release()
     found["kept_bytes"] = round(torch.cuda.memory_allocated() / plan.parameters_per_rank, 2)
     if engine.world.groups["data"].size > 1:
         with without_data_parallel_collectives():
-            alone = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
+            alone = step_seconds(step, chunks)
         found["exposed"] = round(1 - alone / seconds, 4)
     return found
 
@@ -360,6 +371,24 @@ def speed(plan: Plan, seconds: float) -> dict[str, Any]:
     }
 
 
+def launch_times(device: torch.device) -> list[float]:
+    """Microseconds of the host for an elementwise kernel and for a sum over all ranks, of the slowest rank."""
+    x, y = torch.zeros(256, device=device), torch.zeros(256, device=device)
+    found = []
+    for launch in (lambda: x.add_(y), lambda: dist.all_reduce(x)):
+        rounds = []
+        for _ in range(LAUNCH_ROUNDS):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(LAUNCHES):
+                launch()
+            rounds.append((time.perf_counter() - start) / LAUNCHES * 1e6)
+        found.append(statistics.median(rounds))
+    slowest = torch.tensor(found, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return [round(one, 2) for one in slowest.tolist()]
+
+
 def write_profile(folder: str, name: str, rank: int, step: Callable[[], Any]) -> None:
     """A table of the kernels of one step of the first rank, into a folder if one is given."""
     if folder:
@@ -367,6 +396,17 @@ def write_profile(folder: str, name: str, rank: int, step: Callable[[], Any]) ->
         if rank == 0:
             Path(folder).mkdir(parents=True, exist_ok=True)
             Path(folder, f"{name}.txt".replace("+", "-")).write_text(kernels)
+
+
+def waits_of(step: Callable[[], Any]) -> dict[str, float]:
+    """The parts of a profiled step in which communication runs alone or nothing, and in which nothing runs."""
+    length, busy, computing = busy_times(kernel_events(step))
+    return {"alone": round(1 - computing / length, 4), "idle": round(1 - busy / length, 4)}
+
+
+def step_seconds(step: Callable[[], Any], chunks: int) -> float:
+    """Seconds of a step: the median of some blocks after those that warm up."""
+    return statistics.median([chunk_seconds(step) for _ in range(WARMUP_CHUNKS + chunks)][WARMUP_CHUNKS:])
 
 
 def chunk_seconds(step: Callable[[], Any]) -> float:
@@ -435,14 +475,14 @@ def without_dispatch() -> Iterator[None]:
         yield
 
 
-def torchrun(name: str, *, peer: str, narrow: bool, profile: str) -> dict[str, Any] | None:
+def torchrun(name: str, words: Sequence[str], *, peer: str) -> dict[str, Any] | None:
     """A row of ours or of the peer in processes of its own; None if it failed; its stderr is then printed."""
     launcher = ["timeout", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
     shape = ROWS[name.partition("+")[0]]
     launcher += ["--standalone", f"--nproc-per-node={shape[0]}", __file__, "--row", name]
-    command = [*launcher, *(["--peer", peer] if peer else []), *(["--narrow"] if narrow else []), "--profile", profile]
+    command = [*launcher, *(["--peer", peer] if peer else []), *words]
     # Megatron's own scripts set it, so that collectives are launched in turn with the products that they overlap.
-    turns = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if peer and "tp" in shape[5] else {}
+    turns = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if peer and {"tp", "cp"} & shape[5].keys() else {}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | turns)
     if done.returncode:
         print(
@@ -458,7 +498,10 @@ def torchrun(name: str, *, peer: str, narrow: bool, profile: str) -> dict[str, A
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Medians of the rounds, and our speed over each peer's where both were measured."""
-    lines = ["| row | of | tokens/s | GiB | exposed | dispatch | alone | loss | ratio |", "|---|" + "---|" * 8]
+    lines = [
+        "| row | of | tokens/s | GiB | exposed | dispatch | alone | idle | launch | sum | loss | ratio |",
+        "|---|" + "---|" * 11,
+    ]
     for name in dict.fromkeys(row["row"] for row in rows):
         ours = None
         for of in dict.fromkeys(row["of"] for row in rows if row["row"] == name):
@@ -466,9 +509,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             speed = statistics.median(row["tokens_per_s_per_gpu"] for row in found)
             ours = speed if of == "mtrain" else ours
             cells = [name, of, f"{speed:,.0f}", f"{max(row['peak_gib'] for row in found)}"]
-            for key in ("exposed", "exposed_dispatch", "alone"):
+            for key in ("exposed", "exposed_dispatch", "alone", "idle"):
                 shares = [row[key] for row in found if key in row]
                 cells.append(f"{statistics.median(shares):.1%}" if shares else "")
+            cells += [f"{statistics.median(row['launch_us'][i] for row in found)} us" for i in (0, 1)]
             cells.append(f"{found[-1]['loss']:.3f}")
             cells.append(f"{ours / speed:.3f}" if ours and of != "mtrain" else "")
             lines.append(f"| {' | '.join(cells)} |")
@@ -483,6 +527,8 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="megatron-core after each row that it can run")
     parser.add_argument("--narrow", action="store_true", help="the same rows with next to nothing to compute")
     parser.add_argument("--profile", default="", help="folder for a table of kernels of the first rank")
+    parser.add_argument("--chunks", type=int, default=CHUNKS, help="timed blocks of two steps")
+    parser.add_argument("--idle", action="store_true", help="profile a step of each row for its idle time")
     parser.add_argument("--out", help="file for all rows as JSON")
     parser.add_argument("--graphs", action="store_true", help="each row also with CUDA graphs")
     parser.add_argument(
@@ -495,15 +541,18 @@ def main() -> None:
         print(forecast(arguments.rows or list(ROWS), device))
         return
     if arguments.row:
-        found = measure(arguments.row, peer=arguments.peer, narrow=arguments.narrow, profile=arguments.profile)
+        how: dict[str, Any] = {"narrow": arguments.narrow, "profile": arguments.profile, "chunks": arguments.chunks}
+        found = measure(arguments.row, peer=arguments.peer, idle=arguments.idle, **how)
         if found.pop("main"):
             print(json.dumps(found), flush=True)
         return
+    words = ["--profile", arguments.profile, "--chunks", str(arguments.chunks)]
+    words += [f"--{name}" for name in ("narrow", "idle") if getattr(arguments, name)]
     rows = []
     for name in [name for _ in range(arguments.rounds) for name in arguments.rows or ROWS]:
         runs = [(name, ""), *([(f"{name}+graphs", "")] if arguments.graphs else [])]
         for run, peer in [*runs, *((name, peer) for peer in peers_of(name) if arguments.peers)]:
-            found = torchrun(run, peer=peer, narrow=arguments.narrow, profile=arguments.profile)
+            found = torchrun(run, words, peer=peer)
             if found is None:
                 continue
             rows.append(found)

@@ -150,6 +150,11 @@ class Saver:
         """1.0 if this rank could not write its part of the save in flight, else 0.0."""
         return float(self._in_flight is not None and self._in_flight.error is not None)
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether this rank is still writing its part of a save, or rank 0 waits for those of others."""
+        return self._in_flight is not None and not self._in_flight.ended
+
     def poll(self) -> None:
         """Report a save that has ended in the meantime."""
         if self._in_flight is not None and self._in_flight.committed:
