@@ -25,6 +25,12 @@ def families_of_types() -> dict[str, str]:
     return {kind: name for name, face in faces.items() if face for kind in face.architectures}
 
 
+def _unlike() -> dict[str, str]:
+    """Values of model_type that are refused, each with the part that we lack."""
+    faces = (family_named(name).hugging_face for name in FAMILIES)
+    return {kind: reason for face in faces if face for kind, reason in face.unlike.items()}
+
+
 def hugging_face(config: RunConfig) -> HuggingFace:
     """What transformers has of a model's family.
 
@@ -50,9 +56,10 @@ def from_hf(config_json: Json, *, where: str) -> RunConfig:
     """
     kind, families = config_json.get("model_type"), families_of_types()
     if not isinstance(kind, str) or kind not in families:
+        reason = _unlike().get(str(kind))
         raise UsageError(
             f"{where} describes a model that cannot be converted",
-            found=f"model_type {kind!r}",
+            found=f"model_type {kind!r}" + (f": {reason}" if reason else ""),
             expected=f"one of {', '.join(families)}",
         )
     face = family_named(families[kind]).hugging_face

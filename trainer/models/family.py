@@ -152,6 +152,7 @@ class HuggingFace:
         older_names: patterns of names that older versions gave tensors -> those of today.
         seen: (configuration, shapes of a folder's tensors) -> the same with what only tensors show, and notes.
         lacking: shapes of a folder's tensors -> what they lack of any model of the family.
+        unlike: model_type of a model that resembles the family -> the part that we lack.
     """
 
     architectures: Mapping[str, str]
@@ -177,6 +178,7 @@ class HuggingFace:
         [],
     )
     lacking: Callable[[Mapping[str, tuple[int, ...]]], Iterator[str]] = lambda _: iter(())
+    unlike: Mapping[str, str] = field(default_factory=dict)
 
     def forms(self, name: str, size: tuple[int, ...], shape: Any, model_type: str) -> tuple[Form, ...]:
         """Where the parts of one of our tensors are in theirs."""

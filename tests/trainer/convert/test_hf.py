@@ -1139,3 +1139,21 @@ def test_memory_that_the_system_can_take_back_counts_as_free(tmp_path, monkeypat
     assert told["compared"] is False and told["why"].endswith("1000 bytes are free")
     monkeypatch.setattr(comparing, "available_bytes", lambda: None)
     assert convert(folder, tmp_path / "again", options=NATIVE)["check"]["compared"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("zamba2", "share an attention block, each with adapters"),
+        ("zamba", "Mamba-1.*share one attention block"),
+        ("mamba", "Mamba-1, where each channel has decays of its own"),
+        ("jamba", "Mamba-1"),
+        ("falcon_mamba", "Mamba-1"),
+        ("falcon_h1", "side by side"),
+        ("rwkv", "$"),
+    ],
+)
+def test_models_that_only_resemble_ours_are_refused_with_the_part_that_we_lack(kind: str, reason: str) -> None:
+    config_json = transformers.AutoConfig.for_model(kind).to_dict()
+    with pytest.raises(UsageError, match=f"(?m)found: model_type '{kind}'.*{reason}"):
+        from_hf(config_json, where="config.json")

@@ -54,6 +54,15 @@ _SIZES: Mapping[str, Mapping[str, str]] = {  # model_type -> setting -> key of [
               "mamba_d_state": "mamba.state_size", "mamba_n_groups": "mamba.num_groups",
               "mamba_d_conv": "mamba.conv_kernel"},
 }  # fmt: skip
+_OF_MAMBA1 = "its mixers are of Mamba-1, where each channel has decays of its own"
+_UNLIKE = {
+    "mamba": _OF_MAMBA1,
+    "falcon_mamba": _OF_MAMBA1,
+    "jamba": _OF_MAMBA1,
+    "zamba": f"{_OF_MAMBA1}, and many layers share one attention block",
+    "zamba2": "many layers share an attention block, each with adapters of its own, which also reads the embeddings",
+    "falcon_h1": "in each layer a mixer and attention stand side by side",
+}
 _LETTERS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E"}
 _NEGLIGIBLE = 1e-20  # a smallest step that is none: 0 has no logarithm
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -292,4 +301,5 @@ HUGGING_FACE = HuggingFace(
     keys=_keys,
     settings=_settings,
     tensor=_tensor,
+    unlike=_UNLIKE,
 )
