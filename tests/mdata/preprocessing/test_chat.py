@@ -21,6 +21,7 @@ from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.failures import crash_at, durable_calls
 from tests.helpers.manifests import assert_valid
 from tests.helpers.notes import Notes
+from tests.oracles.templates import CONVERSATIONS, TOOLS
 from tests.reference import chat as twin
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -275,6 +276,39 @@ def test_fields_that_are_null_in_a_struct_are_none_of_a_call(tmp_path):
         _, corpus = run(source, tmp_path / source.suffix[1:] / "out", chat_template=str(template))
         texts.append([bytes(corpus.document(number).tolist()) for number in (0, 1)])
     assert texts[0] == texts[1] and b"null" not in b"".join(texts[1])
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _large(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.large_list(_large(kind.value_type))
+    return pa.large_string() if pa.types.is_string(kind) else kind
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "parquet-large"])
+def test_tools_calls_and_reasoning_of_structs_are_those_of_lines(tmp_path, kind):
+    """Conversations of all forms share their columns, so most fields are null in most rows."""
+    left_out = ("arguments as text", "parts of text", "documents", "without thoughts")  # of another type in the column
+    talks = {name: talk for name, talk in CONVERSATIONS.items() if name not in left_out}
+    rows = [{"messages": messages, "tools": record.get("tools")} for messages, record in talks.values()]
+    template, lines = tmp_path / "own.jinja", tmp_path / "x.jsonl"
+    template.write_text(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.name }}{{ m.reasoning_content }}"
+        "{{ m.tool_calls | tojson if m.tool_calls }};{{ tools | tojson if loop.first and tools }}{% endfor %}"
+    )
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    schema = pa.Table.from_pylist(rows).schema
+    if kind == "parquet-large":
+        schema = pa.schema([pa.field(field.name, _large(field.type)) for field in schema])
+    results = []
+    for source in (lines, as_columns(tmp_path, rows, kind, schema)):
+        _, corpus = run(source, tmp_path / source.suffix[1:] / "out", chat_template=str(template))
+        results.append([bytes(corpus.document(number).tolist()) for number in range(len(rows))])
+    assert results[0] == results[1] and b"null" not in b"".join(results[1])
+    asked = results[1][list(talks).index("two calls")].decode()
+    assert '"arguments": {"city": "K\u00f6ln"}' in asked and '{"zone": "CET", "seconds": true}' in asked
+    assert all(json.dumps(tool, ensure_ascii=False) in asked for tool in TOOLS)
 
 
 def test_a_conversation_with_further_fields_that_the_template_refuses_is_a_bad_row(tmp_path):
