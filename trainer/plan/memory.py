@@ -200,6 +200,7 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
     """The same for each pipeline rank."""
     family = family_of(config)
     like = plan.place(sequence_parallel=config.mesh.sequence_parallel)
+    of_scan = {"scan": config.kernels.scan} if family.scans(plan.shape) else {}
     of_stage = {
         place.stage: family.activation_bytes(
             plan.shape,
@@ -209,6 +210,7 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
             element=BYTES[config.precision.dtype],
             recompute=config.recompute,
             float8=config.precision.fp8 != "none",
+            **of_scan,
         )
         for rank in range(plan.pp)
         for place in plan.pipeline.places(rank, like)

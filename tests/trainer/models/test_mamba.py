@@ -274,7 +274,8 @@ def test_kept_bytes_are_those_that_a_plan_counts() -> None:
         family, layers = family_of(config), config.model.num_layers
         inside = Place(stage=1, num_stages=3, layers_per_stage=(0, layers, 0))
         shape, recompute = family.shape(config, 250), RecomputeSection()
-        kept.append(family.activation_bytes(shape, inside, tokens=SEQUENCE, element=4, recompute=recompute))
+        how = {"tokens": SEQUENCE, "element": 4, "recompute": recompute, "scan": "plain"}
+        kept.append(family.activation_bytes(shape, inside, **how))
     (held,) = run_ranks(kept_bytes, 1, once)
     assert kept[1] - kept[0] == pytest.approx(held, rel=0.1)  # small parameters are copied, which is not counted
 

@@ -2,9 +2,10 @@
 
 Attention counts as a GPT's block without an MLP, MLP and experts as one without attention (models/gpt/cost.py). A mixer
 counts its projections, the convolution, and the scan in chunks: of each token and head, products with half of a chunk
-of other tokens, and with the state, where it is written and where it is read. Convolution, scan and norm are computed
-again in backward, so a mixer keeps what its first projection reads and gives, and what the second reads. Pure, no
-torch.
+of other tokens, and with the state, where it is written and where it is read. A mixer keeps what its first projection
+reads and gives, and what the second reads; beside them what the kernels of a GPU keep: the convolution's output, the
+scan's, and the steps in fp32. The plain ones keep nothing, because convolution, scan and norm are then computed again
+in backward, as they are with selective recomputation. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -149,13 +150,18 @@ def activation_bytes(
     recompute: RecomputeSection,
     cp: int = 1,
     float8: bool = False,
+    scan: str = "auto",
 ) -> int:
-    """Peak bytes that one microbatch of a stage holds for backward on one rank; see models/gpt/memory.py."""
+    """Peak bytes that one microbatch of a stage holds for backward on one rank; see models/gpt/memory.py.
+
+    Args:
+        scan: kernels.scan of the run; "auto" is counted as on a GPU.
+    """
     blocks, tp, of_block = place.blocks(shape.num_layers), place.tp_size, kinds(shape)
     hidden_bytes = tokens * shape.hidden_size * element
     stream = hidden_bytes // (tp if place.sequence_parallel else 1)
     of_kind = {
-        kind: _kept(shape, place, kind, tokens=tokens, element=element, recompute=recompute, float8=float8)
+        kind: _kept(shape, place, kind, tokens=tokens, element=element, recompute=recompute, float8=float8, scan=scan)
         for kind in {*of_block}
     }
     inner = {kind: _inner(shape, place, kind, tokens=tokens, element=element) for kind in {*of_block}}
@@ -181,6 +187,7 @@ def _kept(
     element: int,
     recompute: RecomputeSection,
     float8: bool,
+    scan: str,
 ) -> int:
     """Bytes that a layer keeps unless it is recomputed as a whole."""
     if kind != "mixer":
@@ -195,8 +202,12 @@ def _kept(
         )
     mine = tokens // place.tp_size if place.sequence_parallel else tokens
     sums = mine * shape.hidden_size * (1 if recompute.mode == "selective" else 2)
-    inside = tokens * (shape.mixer.projected + shape.mixer.inner) // place.tp_size
-    return (sums + inside) * element + mine * max(element, 4)
+    mixer, of_kernels = shape.mixer, 0
+    inside = tokens * (mixer.projected + mixer.inner) // place.tp_size
+    if scan != "plain" and recompute.mode != "selective":
+        steps = 3 * mixer.num_heads + mixer.num_groups  # padded, alone and added up; the norm's factors
+        of_kernels = tokens * ((mixer.convolved + mixer.inner) * element + steps * max(element, 4)) // place.tp_size
+    return (sums + inside) * element + mine * max(element, 4) + of_kernels
 
 
 def _inner(shape: MambaShape, place: Place, kind: Kind, *, tokens: int, element: int) -> int:
