@@ -51,6 +51,9 @@ class StageCost:
         moved_bytes: read and written by all other kernels.
         sent_bytes: by collectives over tp that are not overlapped.
         passes: runs of a block, forward or backward, including recomputation: each costs the host some time.
+        expert_elements: elements of experts' matrices, counted for each product that has them as its weight or result.
+        expert_passes: those of the passes that go through experts. host_waits: those in which the host waits for the
+            device, which then has nothing to do until the host has launched more.
     """
 
     product_flops: float
@@ -59,6 +62,9 @@ class StageCost:
     moved_bytes: float
     sent_bytes: float
     passes: float
+    expert_elements: float = 0.0
+    expert_passes: float = 0.0
+    host_waits: float = 0.0
 
 
 class BuildStage(Protocol):
@@ -237,7 +243,8 @@ class Family:
         active: shape -> the parameters that compute a token; None: all do.
         scans: shape -> whether blocks have a scan, whose kernel `mtrain plan` then names.
         flops_per_token: (shape, document lengths, see `Plan`) -> operations of forward and backward.
-        activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
+        activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch; with blocks
+            that have a scan, also kernels.scan.
         stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
         kinds: shape -> the kind of each block, in the family's own words. Blocks of a kind have the same parameters,
             cost, memory and decoding state; plan, kernels and decoding iterate over them.

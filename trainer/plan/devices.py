@@ -45,10 +45,17 @@ CUDNN_CHUNKS = 0.9  # of that, for the chunks of context parallelism: 0.73 (8,19
 OTHER_CHUNKS = 0.6  # the same, by flash attention
 MEMORY = 0.78  # of the bandwidth, in everything else
 LINK = 0.75  # of a link, in collectives of some megabytes
-TENSOR_PARALLEL_LINK = 0.4  # the same of tensor parallelism: nothing hides 537 ms of a profiled step of llama7b on tp 4
-# That the host needs to launch a block's pass with tensor parallelism: median of five runs that waited for it, which
+# That a block's pass with tensor parallelism waits for its collectives to start, whatever their size: what llama7b on
+# tp 4, gpt1.3b on tp 2 and llama7b on tp 2 with pp 2 took beyond their products and the bytes they sent.
+TENSOR_PARALLEL_START_S = 3e-4
+# That the host needs to launch a block's pass: median of five runs with tensor parallelism that waited for it, which
 # had 1.9 to 3.5 ms on hosts of different speed. CUDA graphs need next to nothing.
-TENSOR_PARALLEL_PASS_S = 2.35e-3
+HOST_PASS_S = 2.35e-3
+# A grouped product takes as long as if each expert had so many more rows: weight gradients of 512 and 2,048 rows reach
+# 36 and 56 % of the flops where large products reach 72.
+EXPERT_ROWS = 550
+# That a pass through experts leaves the device without work or with small kernels; profiles show 0.5 ms without work.
+EXPERT_PASS_S = 4e-4
 PASS_S = 4e-5  # that a block's pass leaves the device without work
 STEP_S = 3e-3  # the same, once a step
 

@@ -121,25 +121,29 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
         recompute=config.recompute,
         float8=config.precision.float8_blocks(plan.shape.num_layers),
     )
-    products = cost.product_flops / devices.PRODUCTS + cost.float8_flops / devices.FLOAT8_PRODUCTS
+    flops = cost.product_flops + 2 * devices.EXPERT_ROWS * cost.expert_elements
+    products = flops / devices.PRODUCTS + cost.float8_flops / devices.FLOAT8_PRODUCTS
     share = devices.attention_share(plan.head_dim)
     if plan.cp > 1:
         share *= devices.CUDNN_CHUNKS if chunks_by_cudnn(config, plan) else devices.OTHER_CHUNKS
     # The embedding, which the family's cost leaves out.
     looked_up = (place.stage == 0) * plan.micro_batch * plan.sample_tokens // plan.cp * plan.shape.hidden_size
     gathered = _gathered_numbers(config, plan, place) * element * (plan.cp - 1) / plan.cp
+    starts = cost.passes * devices.TENSOR_PARALLEL_START_S if plan.tp > 1 else 0.0
     time = StepTime(
         products=products / device.flops,
         attention=cost.attention_flops / (share * device.flops),
         memory=(cost.moved_bytes + looked_up * LOOKUP_BYTES) / (devices.MEMORY * device.bandwidth),
         idle=0.0,
-        tensor_parallel=cost.sent_bytes / rates.among(plan.tp) * devices.LINK / devices.TENSOR_PARALLEL_LINK,
+        tensor_parallel=cost.sent_bytes / rates.among(plan.tp) + starts,
         context_parallel=2 * gathered / rates.among(plan.tp * plan.cp),
         data_parallel=0.0,
         update=0.0,
     )
-    waits = max(0.0, cost.passes * (devices.TENSOR_PARALLEL_PASS_S if plan.tp > 1 else 0.0) - time.total)
-    return dataclasses.replace(time, idle=max(cost.passes * devices.PASS_S, waits * _launched_one_by_one(config, plan)))
+    waits = max(0.0, cost.passes * (devices.HOST_PASS_S if plan.tp > 1 else 0.0) - time.total)
+    gaps = cost.passes * devices.PASS_S + cost.expert_passes * devices.EXPERT_PASS_S
+    idle = max(gaps, waits * _launched_one_by_one(config, plan)) + cost.host_waits * devices.HOST_PASS_S
+    return dataclasses.replace(time, idle=idle)
 
 
 def _launched_one_by_one(config: RunConfig, plan: Plan) -> float:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.one_gpu import run_config
 from benchmarks.one_gpu_options import row_config
 from benchmarks.several_gpus import ROWS as ROWS_OF_TWO
 from benchmarks.several_gpus import SECTIONS
@@ -48,6 +49,17 @@ TWO = {"llama3b-32k-cp2": (9_753, 79.81), "llama3b-32k-tp2": (12_693, 66.49)}
 # the same of two H100s of 80 GB; docs/design/parallel.md has the rows whose speed the estimate misses, and why
 TWO_H100 = {"llama4b-dp2": (20_307, 58.53), "llama4b-dp2-fp8": (28_377, 64.96), "llama5b-pp2-zb_v": (16_407, 57.70)}
 FLOAT8 = (78_314, 31.2)  # tokens/s of llama1b on one H200, "delayed"; GiB
+MIXERS = {"mamba2-1.3b": 41.8, "hybrid-8l": 29.6}  # shape of benchmarks/one_gpu.py -> GiB with our Triton kernels
+EXPERTS = {"qwen3moe-4l": 101_524, "mixtral8x1b": 58_722}  # the same -> tokens/s of one H200
+# rows of benchmarks/several_gpus.py -> tokens/s of each GPU, where no host was waited for
+TENSOR_PARALLEL = {
+    ("gpt1.3b-tp2+graphs", H200): 45_035,
+    ("llama7b-tp4+graphs", H200): 8_794,
+    ("llama7b-tp4+graphs", H100): 8_582,
+    ("llama7b-tp2", H100): 10_362,
+    ("llama7b-tp2-pp2-zb_v", H200): 10_563,
+    ("llama7b-tp2-pp2-interleaved", H200): 10_118,
+}
 
 
 def _measured():
@@ -75,16 +87,56 @@ def test_estimates_are_near_what_was_measured(config, ranks, device, speed, gib)
     assert (state_bytes(config, plan) + activation_bytes(config, plan)) / GIB == pytest.approx(gib, rel=0.05)
 
 
-@pytest.mark.parametrize(("device", "speed"), [(H200, 8_794), (H200, 8_872), (H100, 8_582)])
-def test_graphs_leave_tensor_parallelism_its_communication(device, speed):
-    """llama7b on tp 4 of three machines; one by one the host, which differs between machines, limits the step."""
-    times = [
-        step_time(config, make_plan(config, 4, facts=None), device=device, gpus_per_node=8)
+@pytest.mark.parametrize(("shape", "gib"), MIXERS.items())
+def test_mixers_keep_what_their_kernels_keep(shape, gib):
+    """Less where convolution, scan and norm are computed again in backward: as plain kernels do it, or selectively."""
+    config = run_config(shape)
+    plan = make_plan(config, 1, facts=None)
+    kept = activation_bytes(config, plan)
+    assert (state_bytes(config, plan) + kept) / GIB == pytest.approx(gib, rel=0.01)
+    plain = dataclasses.replace(config, kernels=dataclasses.replace(config.kernels, scan="plain"))
+    again = dataclasses.replace(config, recompute=RecomputeSection(mode="selective"))
+    assert activation_bytes(again, plan) < activation_bytes(plain, plan) < 0.85 * kept
+
+
+@pytest.mark.parametrize(("shape", "speed"), EXPERTS.items())
+def test_estimates_with_experts_are_near_what_was_measured(shape, speed):
+    config = run_config(shape)
+    plan = make_plan(config, 1, facts=None)
+    time = step_time(config, plan, device=H200, gpus_per_node=8)
+    assert plan.tokens_per_step / time.total == pytest.approx(speed, rel=0.1)
+
+
+def test_more_ranks_with_experts_leave_each_more_rows():
+    """Products of more rows are faster, but each rank that gathers moves the rows of all."""
+    times = []
+    for row in ("qwen3moe-4l-ep2", "qwen3moe-4l-ep2-sent"):
+        config = several_row(row)
+        times.append(step_time(config, make_plan(config, 2, facts=None), device=H200, gpus_per_node=8))
+    alone = run_config("qwen3moe-4l")
+    whole = step_time(alone, make_plan(alone, 1, facts=None), device=H200, gpus_per_node=8)
+    assert times[0].products == pytest.approx(times[1].products) and times[0].products < 0.95 * whole.products
+    assert times[0].memory > times[1].memory
+    assert times[1].idle - times[0].idle > 0.05  # the host waits to know how many tokens there are
+
+
+@pytest.mark.parametrize(("row", "device"), TENSOR_PARALLEL)
+def test_estimates_of_tensor_parallelism_are_near_what_was_measured(row, device):
+    config, ranks = several_row(row), ROWS_OF_TWO[row.partition("+")[0]][0]
+    plan = make_plan(config, ranks, facts=None)
+    time = step_time(config, plan, device=device, gpus_per_node=8)
+    assert plan.tokens_per_step / ranks / time.total == pytest.approx(TENSOR_PARALLEL[row, device], rel=0.1)
+    assert time.idle < 0.05 * time.total
+
+
+def test_graphs_leave_tensor_parallelism_its_communication():
+    """One by one the host, which differs between machines, limits the step of llama7b on tp 4."""
+    graphs, eager = (
+        step_time(config, make_plan(config, 4, facts=None), device=H200, gpus_per_node=8)
         for config in map(several_row, ("llama7b-tp4+graphs", "llama7b-tp4"))
-    ]
-    tokens = make_plan(several_row("llama7b-tp4"), 4, facts=None).tokens_per_step / 4
-    assert tokens / times[0].total == pytest.approx(speed, rel=0.1)
-    assert times[1].idle > 0.5 > times[0].idle
+    )
+    assert graphs.tensor_parallel == eager.tensor_parallel > 0.25 * graphs.total
+    assert eager.idle > 0.5 > graphs.idle
 
 
 def test_graphs_of_data_parallel_ranks_leave_two_microbatches_to_the_host():

@@ -33,12 +33,13 @@ class _Forward:
     norms: float
     heads: float
     activation: float
+    sorted_rows: float  # of experts: moved in each direction beside their products and activation
     inputs: float  # of linear layers
     outputs: float
 
     @property
     def moved(self) -> float:
-        return self.norms + self.heads + self.activation
+        return self.norms + self.heads + self.activation + self.sorted_rows
 
 
 def stage_cost(
@@ -60,7 +61,7 @@ def stage_cost(
     """
     blocks = place.blocks(shape.num_layers)
     again = _recomputed(blocks, recompute)
-    products = products8 = attention = moved = 0.0
+    products = products8 = attention = moved = expert_elements = 0.0
     kind_of = kinds(shape)
     having = [number for number in blocks if kind_of[number].endswith("experts")]
     of_kind = {kind: _forward(shape, place, kind=kind, document_lengths=document_lengths) for kind in {*kind_of}}
@@ -74,6 +75,7 @@ def stage_cost(
         else:
             products += forward.products * (runs + backward)
         attention += forward.attention * (runs + BACKWARD_ATTENTION)
+        expert_elements += _expert_weights(shape, place, kind_of[number]) * (runs + backward)
         moved += forward.moved * runs + _backward_moved(shape, forward)
         if recompute.mla_up_proj and shape.mla is not None:
             heads, sizes = shape.num_heads / place.tp_size, shape.mla
@@ -89,6 +91,7 @@ def stage_cost(
         runs, entering = 1 + again_further // further, 2 * width * width / place.tp_size
         products += further * (forward.products + 2 * entering) * (runs + backward)
         attention += further * forward.attention * (runs + BACKWARD_ATTENTION)
+        expert_elements += further * _expert_weights(shape, place, mtp_kind(shape)) * (runs + backward)
         moved += further * (forward.moved * runs + _backward_moved(shape, forward))
     # Gradients of weights are accumulated in fp32: read and written once per microbatch.
     of_further = further * _weights(shape, place, mtp_kind(shape))
@@ -102,6 +105,7 @@ def stage_cost(
     weight_bytes *= shape.lora is None
     runs, every = len(blocks) + further + len(again) + again_further, len(blocks) + further
     of_experts = sum(1 + (i in again) for i in having) + experts_further * (1 + (again_further > 0))
+    with_experts = len(having) + experts_further
     return StageCost(
         product_flops=products * tokens,
         float8_flops=products8 * tokens,
@@ -109,11 +113,14 @@ def stage_cost(
         moved_bytes=moved * tokens * e + weight_bytes,
         sent_bytes=(
             _sent(shape, place, runs=runs, blocks=every)
-            + _sent_to_experts(shape, place, runs=of_experts, blocks=len(having) + experts_further)
+            + _sent_to_experts(shape, place, runs=of_experts, blocks=with_experts)
         )
         * tokens
         * e,
         passes=every + runs,
+        expert_elements=expert_elements,
+        expert_passes=with_experts + of_experts,
+        host_waits=(with_experts + of_experts) * _waits_for_host(shape, place),
     )
 
 
@@ -133,18 +140,45 @@ def _forward(shape: GPTShape, place: Place, *, kind: str, document_lengths: tupl
     if shape.moe is not None and kind.endswith("experts"):
         inner, linear = _active_inner(shape), float(shape.moe.shared_ffn_hidden_size)
         experts = 2 * (_matrices(shape, inner - linear) / tp + _router(shape))
-        sorted_rows = 6.0 * shape.moe.top_k * width  # copied into the order of experts and back, each read and written
+        sorted_rows = _sorted_rows(shape, place)
+        inner = linear + (inner - linear) * _rows_held(shape, place)
     moved, inputs, outputs = _heads_moved(shape, place)
     return _Forward(
         products=2 * (_active_weights(shape, place, kind) - _whole_weights(shape) * (1 - 1 / _sharers(place))),
         experts=experts,
         attention=4 * seen * shape.num_heads * max(shape.head_dim, shape.value_width) / tp,
-        norms=_norms_moved(shape) * width / (tp if place.sequence_parallel else 1) + sorted_rows,
+        norms=_norms_moved(shape) * width / (tp if place.sequence_parallel else 1),
         heads=moved,
+        sorted_rows=sorted_rows,
         activation=(3 if shape.gated else 2) * inner / tp,
         inputs=(width if linear else 0) + inputs + (shape.num_heads * shape.value_width + linear) / tp,
         outputs=(2 if linear else 1) * width + outputs + linear * (2 if shape.gated else 1) / tp,
     )
+
+
+def _sorted_rows(shape: GPTShape, place: Place) -> float:
+    """Numbers moved in each direction, by token, to sort rows by expert and back, and to weigh them.
+
+    Forward copies rows into their order and reads them to add up each token's; backward does so with gradients, and
+    sorts the rows once more. Forward weighs what the activation wrote, backward computes it again: 2 and 6 features.
+    """
+    moe, etp = shape.moe, place.expert_tp[1]
+    assert moe is not None, "a block with experts"
+    rows = (4 * moe.top_k + 1) * shape.hidden_size * etp / place.tp_size
+    return (rows + 4 * moe.top_k * moe.ffn_hidden_size / place.tp_size) * _rows_held(shape, place)
+
+
+def _rows_held(shape: GPTShape, place: Place) -> float:
+    """Rows that a rank moves over those that it computes: gathering holds those of all ranks, or a buffer."""
+    moe, ep = shape.moe, place.ep_size
+    assert moe is not None, "a block with experts"
+    return min(float(ep), moe.buffer or ep) if moe.is_gathered(ep) else 1.0
+
+
+def _waits_for_host(shape: GPTShape, place: Place) -> bool:
+    """Whether the host has to know how many tokens travel to each rank."""
+    moe, ep = shape.moe, place.ep_size
+    return moe is not None and ep > 1 and not moe.buffer and not moe.is_gathered(ep)
 
 
 def _active_inner(shape: GPTShape) -> float:
@@ -180,7 +214,8 @@ def _norms_moved(shape: GPTShape) -> float:
 
 def _backward_moved(shape: GPTShape, forward: _Forward) -> float:
     """Numbers moved by the backward passes of everything between products."""
-    return forward.norms + forward.heads + forward.activation * (5 / 3 if shape.gated else 3 / 2)
+    activation = forward.activation * (5 / 3 if shape.gated else 3 / 2)
+    return forward.norms + forward.heads + forward.sorted_rows + activation
 
 
 def _weights(shape: GPTShape, place: Place, kind: str) -> float:
@@ -188,9 +223,16 @@ def _weights(shape: GPTShape, place: Place, kind: str) -> float:
     moe = shape.moe
     if moe is None or not kind.endswith("experts"):
         return _attention_weights(shape, place) + _matrices(shape, shape.ffn_hidden_size) / place.tp_size
-    experts = _matrices(shape, moe.num_experts * moe.ffn_hidden_size) / (place.ep_size * place.expert_tp[1])
     others = _attention_weights(shape, place) + _matrices(shape, moe.shared_ffn_hidden_size) / place.tp_size
-    return others + experts + _router(shape)
+    return others + _expert_weights(shape, place, kind) + _router(shape)
+
+
+def _expert_weights(shape: GPTShape, place: Place, kind: str) -> float:
+    """Those of its experts."""
+    moe = shape.moe
+    if moe is None or not kind.endswith("experts"):
+        return 0.0
+    return _matrices(shape, moe.num_experts * moe.ffn_hidden_size) / (place.ep_size * place.expert_tp[1])
 
 
 def _active_weights(shape: GPTShape, place: Place, kind: str) -> float:
