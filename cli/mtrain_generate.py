@@ -280,7 +280,7 @@ def _check(arguments: argparse.Namespace) -> None:
         (arguments.strict and arguments.input is None, "--strict is for the keys of --input"),
         (
             arguments.beam_width is not None and bool(arguments.output or arguments.num_samples or arguments.stop),
-            "--beam-width cannot be combined with --output, --num-samples or --stop",
+            "--beam-width cannot be combined with --output, --num-samples (--num-results) or --stop",
         ),
     ]
     if problems := [text for bad, text in wrong if bad]:

@@ -24,7 +24,7 @@ from trainer.tasks.lambada import lambada, read_passages
 from trainer.tasks.loaded_model import prompt_ids
 from trainer.tasks.perplexity import perplexity
 from trainer.tasks.score import Scorer
-from trainer.tasks.wikitext import read_text, wikitext
+from trainer.tasks.wikitext import read_wikitext, wikitext
 
 EVALUATIONS = "evaluations.json"
 KINDS = ("lambada", "lambada-strict", "wikitext103", "perplexity")
@@ -75,7 +75,7 @@ def read_tasks(texts: Sequence[str], *, tokenizer: bool) -> list[FixedTask]:
                 fix="record one in the manifests of its corpora (mdata adopt), or leave the task out",
             )
         if kind == "wikitext103":
-            read_text(Path(data))
+            read_wikitext(Path(data))
         else:
             read_passages(Path(data))
     return tasks

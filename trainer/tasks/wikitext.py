@@ -7,6 +7,7 @@ the number of ranks. The name of the detokenizer is an option, not a part of the
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -110,14 +111,14 @@ def wikitext(
         sequence_length: of a window; None: the model's context.
 
     Raises:
-        UsageError: options out of range. BadInputError: the file is no text, or has no two words.
+        UsageError: options out of range. BadInputError: see `read_wikitext`; or the file has no two words.
     """
     length = model.context if sequence_length is None else sequence_length
     if not 1 <= length <= model.context:
         raise UsageError(f"--sequence-length {length} does not fit {model.name}", expected=f"1 to {model.context}")
     if detokenizer not in DETOKENIZERS:
         raise UsageError(f"no detokenizer {detokenizer!r}", expected=f"one of {', '.join(DETOKENIZERS)}")
-    text = read_text(path)
+    text = read_wikitext(path)
     words = len(text.strip().split(" "))
     ids = model.encode(detokenize(text, kind=detokenizer)) if text.strip() else []
     if words < 2 or len(ids) < 2:
@@ -156,6 +157,28 @@ def wikitext_line(facts: dict[str, Any]) -> str:
         f"validation results on WIKITEXT103 | avg loss: {facts['avg_loss']:.4E} | ppl: {facts['ppl']:.4E} | "
         f"adjusted ppl: {facts['adjusted_ppl']:.4E} | token ratio: {facts['token_ratio']} |"
     )
+
+
+def read_wikitext(path: Path) -> str:
+    """A file of plain text.
+
+    Raises:
+        UsageError: it cannot be read. BadInputError: it is not UTF-8, or its first line is JSON.
+    """
+    text = read_text(path)
+    line = text.lstrip().partition("\n")[0]
+    try:
+        value = json.loads(line) if line.startswith("{") else None
+    except (ValueError, RecursionError):
+        value = None
+    if value is not None:
+        raise BadInputError(
+            f"{path} has lines of JSON",
+            found=line[:80],
+            expected="plain text, such as wiki.test.raw",
+            fix="--task lambada reads such lines; --task perplexity a corpus or blend",
+        )
+    return text
 
 
 def read_text(path: Path) -> str:

@@ -26,7 +26,7 @@ from trainer.tasks.lambada import lambada, passage, read_passages
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.perplexity import document_spans, perplexity, perplexity_text
 from trainer.tasks.score import Span
-from trainer.tasks.wikitext import detokenize, detokenizer_by_path, megatron_windows, wikitext, windows
+from trainer.tasks.wikitext import detokenize, detokenizer_by_path, megatron_windows, read_wikitext, wikitext, windows
 
 WORDS = build_tokenizer("NullTokenizer", {}, options={"vocab_size": 250})
 
@@ -160,6 +160,16 @@ def test_a_file_in_another_format_is_named(content: str, text: str, tmp_path: Pa
         read_passages(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_passages(tmp_path / "none")
+
+
+def test_lines_of_json_are_no_wikitext(tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text('\n{"text": "a b"}\n')
+    with pytest.raises(BadInputError, match="has lines of JSON"):
+        read_wikitext(path)
+    for text in (" = Title = \n", '{ " a " : said', "[1]\n", "1 2 3", ""):
+        path.write_text(text)
+        assert read_wikitext(path) == text
 
 
 def test_a_document_in_windows() -> None:
