@@ -36,6 +36,7 @@ from trainer.convert.compare import Rounded, compare_logits, compare_token_ids, 
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.links import TensorInfo, Watched
 from trainer.convert.megatron_folder import unpacked
+from trainer.convert.meta_llama import is_meta, open_meta
 from trainer.convert.model_folder import BUFFER, Format, ModelFolder, boxes, check_new, num_bytes, read_json
 from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, scratch_bytes, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
@@ -211,6 +212,8 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
         return with_base(open_native(path, checkpoint=checkpoint), open_model)
     if is_hf(path):
         return open_hf(path)
+    if is_meta(path):
+        return open_meta(path)
     if is_peft(path):
         return open_peft(path, open_model)
     if is_torch_dist(path):
@@ -220,7 +223,8 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
     raise UsageError(
         f"{path} is not a model that mtrain can read",
         found=", ".join(sorted(file.name for file in path.iterdir())[:5]) or "an empty folder",
-        expected="a run folder of mtrain, a Hugging Face folder with config.json, or a checkpoint of Megatron-LM",
+        expected="a run folder of mtrain, a Hugging Face folder with config.json, Llama 2 as Meta distributes it, or a"
+        " checkpoint of Megatron-LM",
     )
 
 

@@ -26,9 +26,10 @@ from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from mdata.util import atomic_io
 from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import problems_error
+from trainer.config.sections import RunConfig
 from trainer.convert.hf_config import MXFP4, from_hf, hugging_face, to_hf
 from trainer.convert.hf_names import hf_links
-from trainer.convert.links import Linked, TensorInfo
+from trainer.convert.links import Linked, Source, TensorInfo
 from trainer.convert.model_folder import (
     BUFFER,
     ModelFolder,
@@ -158,9 +159,25 @@ def open_hf(path: Path) -> ModelFolder:
     """
     config_json = read_json(path / CONFIG, subject="the model's configuration")
     config = from_hf(config_json, where=str(path / CONFIG))
+    source = SafetensorsSource(path, _shards(path), older_names=hugging_face(config).older_names)
+    model = with_names_of_hf(path, config_json, config, source)
+    if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):
+        note = f"not read, because they do not belong to this model: {few(unread, 4)}"
+        model = dataclasses.replace(model, notes=(*model.notes, note))
+    return model
+
+
+def with_names_of_hf(path: Path, config_json: dict[str, Any], config: RunConfig, source: Source) -> ModelFolder:
+    """A model whose tensors have the names and shapes of transformers.
+
+    Args:
+        path: of its files. config: of config_json. source: the tensors.
+
+    Raises:
+        UsageError: a part that we lack. DamageError: tensors that are missing or do not fit.
+    """
     family, face = family_of(config), hugging_face(config)
-    notes = [*face.notes(config_json)]
-    source, model_type = SafetensorsSource(path, _shards(path), older_names=face.older_names), config_json["model_type"]
+    notes, model_type = [*face.notes(config_json)], config_json["model_type"]
     check_layers(config.model.num_layers, len(source.tensors), where=path)
     shapes = {name: info.shape for name, info in source.tensors.items()}
     if lacking := [*face.lacking(shapes)]:
@@ -192,8 +209,6 @@ def open_hf(path: Path) -> ModelFolder:
     used = {link.theirs.tensor for link in links} | ({head} if config.model.tie_embeddings else set()) | buffers
     fix = f"only what {face.auto_class(config)} computes is read; merge adapters first"
     check_used(source.tensors, used, where=path, fix=fix)
-    if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):
-        notes.append(f"not read, because they do not belong to this model: {few(unread, 4)}")
     if other := [name for name in buffers if not face.is_derived(name, _whole(source, name), shape)]:
         notes.append(f"not used, although they differ from what config.json gives: {few(sorted(other), 4)}")
     return ModelFolder(
@@ -207,7 +222,7 @@ def open_hf(path: Path) -> ModelFolder:
     )
 
 
-def _whole(source: SafetensorsSource, name: str) -> Tensor:
+def _whole(source: Source, name: str) -> Tensor:
     size = source.tensors[name].shape
     return source.read(name, (tuple(0 for _ in size), size))
 

@@ -34,7 +34,7 @@ from trainer.models.family import Family, ModelShape, family_of
 from trainer.optim.model_buffers import ModelBuffers
 from trainer.parallel.params import ParamSpec, Place
 
-Format = Literal["mtrain", "hf", "torch_dist", "mp_rank", "peft"]
+Format = Literal["mtrain", "hf", "meta", "torch_dist", "mp_rank", "peft"]
 Report = Callable[[int], None]  # is told how many bytes were written
 BUFFER = "buffer"  # the state of what no optimizer updates, see optim/model_buffers.py
 CHUNK_BYTES = 64 << 20  # of one tensor that are held at a time

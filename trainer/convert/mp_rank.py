@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
 
 from mdata import DamageError, UsageError
 from mdata.errors import few
 from mdata.util import atomic_io
-from trainer.checkpoint.tiling import Rectangle
 from trainer.config.sections import RunConfig
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import from_arguments, to_arguments
@@ -58,7 +56,7 @@ from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tenso
 from trainer.convert.model_keys import effective
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.pickles import Made
-from trainer.convert.torch_file import StoredTensor, load_torch, unread
+from trainer.convert.torch_file import StoredSource, StoredTensor, load_torch, unread
 from trainer.models.arithmetic import round_up
 from trainer.models.family import ModelShape, family_of
 from trainer.parallel.params import Place
@@ -117,18 +115,6 @@ class _Ranks(NamedTuple):
         return tuple(self.moments[0].states) if all(moment.states for moment in self.moments) else ()
 
 
-class _StoredSource:
-    """Tensors of several files."""
-
-    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
-        self._stored = tensors
-        self.tensors = {name: TensorInfo(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-
-    def read(self, name: str, box: Rectangle) -> Tensor:
-        """See `Source`."""
-        return self._stored[name].read(box)
-
-
 class _Appended:
     """A file that torch.save writes to; nothing is held."""
 
@@ -177,7 +163,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     layouts = list(_layouts(chunks, config, version=training.version))
     check_rows(config, layouts[0].padded_rows, where=folder)
     held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
-    source, shape = _StoredSource(held), family.shape(config, config.model.vocab_size or 0)
+    source, shape = StoredSource(held), family.shape(config, config.model.vocab_size or 0)
     own = zip(chunks, layouts, strict=True)
     numbers = [layout.layers.start + number for chunk, layout in own if chunk.is_first for number in chunk.numbers]
     check_layers(config, numbers, where=folder)
@@ -213,12 +199,12 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         for link in buffer_links(shape, layout)
     ]
     return ModelFolder(
-        path=folder, format="mp_rank", config=config, source=Linked(_StoredSource(held), every),
+        path=folder, format="mp_rank", config=config, source=Linked(StoredSource(held), every),
         run=training.run(config), notes=notes,
     )  # fmt: skip
 
 
-def _differing_copies(source: _StoredSource, shape: ModelShape, layouts: Sequence[StateDictLayout]) -> list[str]:
+def _differing_copies(source: StoredSource, shape: ModelShape, layouts: Sequence[StateDictLayout]) -> list[str]:
     """Copies of tensors that other files hold as well (norms, a tied embedding), where the values are not the same."""
     read = {link.ours: link.theirs for layout in layouts for link in megatron_links(shape, layout, copies=False)}
     used = set(read.values())

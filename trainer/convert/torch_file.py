@@ -16,7 +16,7 @@ import math
 import mmap
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from mdata import DamageError, UsageError
 from mdata.errors import few, os_errors_named
 from mdata.util.regular_files import regular_file
 from trainer.checkpoint.tiling import Rectangle
+from trainer.convert.links import TensorInfo
 from trainer.convert.pickles import Made, Name, PickleFault, UnknownNames, unpickle
 
 _DTYPES = MappingProxyType(
@@ -119,6 +120,18 @@ class StoredTensor:
         size = self.dtype.itemsize
         strides = [stride * size for stride in self.stride]
         return np.ndarray(self.shape, _BY_SIZE[size], buffer=data, offset=self.offset * size, strides=strides)
+
+
+class StoredSource:
+    """Tensors of several files, see `links.Source`."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self._stored = tensors
+        self.tensors = {name: TensorInfo(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+    def read(self, name: str, box: Rectangle) -> Tensor:
+        """See `links.Source`."""
+        return self._stored[name].read(box)
 
 
 def load_torch(path: Path) -> Any:

@@ -159,7 +159,7 @@ class Model:
             vocab_size=min(rows, spoken.vocab_size) if padded and spoken else rows,
             rows=rows,
             context=_context(folder.config),
-            step=None if folder.format == "hf" else folder.run.step,
+            step=None if folder.format in ("hf", "meta") else folder.run.step,
             tokenizer=spoken,
             ends=ends,
             bos=None if spoken is None else spoken.bos,
