@@ -145,6 +145,14 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama5b-pp4-zb_v": (4, 4096, 1, 16, LLAMA5B, {"pp": 4, "schedule": "zb_v"}),
     "llama7b-tp4": (4, 4096, 1, 16, LLAMA7B, {"tp": 4, "sequence_parallel": True}),
     "llama7b-tp2-dp2": (4, 4096, 1, 8, LLAMA7B, {"tp": 2, "sequence_parallel": True}),
+    "llama7b-tp2-dp2-in-turn": (
+        4,
+        4096,
+        1,
+        8,
+        LLAMA7B,
+        {"tp": 2, "sequence_parallel": True, "overlap_grad_reduce": False, "overlap_param_gather": False},
+    ),
     "llama7b-tp2-pp2": (4, 4096, 1, 16, LLAMA7B, {"tp": 2, "sequence_parallel": True, "pp": 2}),
     "llama7b-tp2-pp2-interleaved": (
         4,
