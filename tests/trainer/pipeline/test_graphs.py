@@ -14,7 +14,7 @@ import torch
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tape import TapeRecorder
 from tests.trainer.engines import held_state, layouts, microbatches, small_config, with_documents
-from tests.trainer.models import test_bert, test_t5
+from tests.trainer.models import test_bert, test_mamba, test_t5
 from trainer.config.sections import (
     KernelsSection,
     MeshSection,
@@ -143,8 +143,23 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
 def test_recorded_passes_give_the_same_bits(case: str) -> None:
     ranks, name, options = LAYOUTS[case]
     config = _config(name, **{key: value for key, value in options.items() if key != "beside"})
+    _check_the_same_bits(ranks, config, beside=options.get("beside", False))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [(1, {}), (1, {"recompute": {"mode": "selective"}}), (2, {"tp": 2, "sequence_parallel": True})],
+)
+def test_recorded_passes_of_hybrids_give_the_same_bits(ranks: int, options: dict[str, Any]) -> None:
+    """Without experts, whose plain products ask the host where an expert ends."""
+    config = test_mamba.config_of("M-*M", dtype="fp32", **options)
+    train, kernels = replace(config.train, global_batch=8), KernelsSection(loss="plain", optimizer="plain")
+    _check_the_same_bits(ranks, replace(config, train=train, kernels=kernels))
+
+
+def _check_the_same_bits(ranks: int, config: RunConfig, *, beside: bool = False) -> None:
     computed = run_ranks(_trained, ranks, config, False)
-    replayed = run_ranks(_trained, ranks, config, True, options.get("beside", False))
+    replayed = run_ranks(_trained, ranks, config, True, beside)
     for (losses, state, none), (others, other_state, recordings) in zip(computed, replayed, strict=True):
         assert others == losses and len(set(losses)) == len(losses)
         for key, values in state.items():
