@@ -4,7 +4,7 @@
     python benchmarks/one_gpu.py --row ours --shapes llama1b --profile kernels.txt
 
 Shapes mamba2-1.3b and hybrid-8l have mixers: their peers are `mamba-ssm` and `fla` (mamba_peer.py). `ours-mamba-ssm` is
-our step with the peer's scan and convolution, `ours-plain` our step with the plain ones.
+our step with the peer's scan and convolution, also with `-graphs`, and `ours-plain` our step with the plain ones.
 
 Rows: `ours`, and with `-graphs` recorded as CUDA graphs, with `-fp8` delayed and with `-fp8-current` current scaling;
 `torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and Transformer Engine are
@@ -92,12 +92,17 @@ OUR_ROWS: dict[str, Literal["none", "delayed", "current"]] = {
     "ours": "none",
     "ours-plain": "none",
     "ours-mamba-ssm": "none",
+    "ours-mamba-ssm-graphs": "none",
     "ours-graphs": "none",
     "ours-fp8": "delayed",
     "ours-fp8-current": "current",
 }
 # row of ours -> kernels.scan
-OUR_SCANS: dict[str, Literal["plain", "mamba_ssm"]] = {"ours-plain": "plain", "ours-mamba-ssm": "mamba_ssm"}
+OUR_SCANS: dict[str, Literal["plain", "mamba_ssm"]] = {
+    "ours-plain": "plain",
+    "ours-mamba-ssm": "mamba_ssm",
+    "ours-mamba-ssm-graphs": "mamba_ssm",
+}
 ROWS = (*OUR_ROWS, "torch", *MEGATRON_ROWS, *SCANS)
 FAILED_LINES = 30  # of a failed process, shown
 RUN_LIMIT_S = "300"  # of one process
@@ -114,7 +119,9 @@ def run_config(shape: str, row: str = "ours") -> RunConfig:
         train=TrainSection(sequence_length=length, global_batch=batch, micro_batch=micro_batch, steps=1000),
         optimizer=OptimizerSection(lr=1e-4),
         precision=PrecisionSection(dtype="bf16", fp8=OUR_ROWS.get(row, "none")),
-        kernels=KernelsSection(scan=OUR_SCANS.get(row, "auto"), cuda_graphs="on" if row == "ours-graphs" else "auto"),
+        kernels=KernelsSection(
+            scan=OUR_SCANS.get(row, "auto"), cuda_graphs="on" if row.endswith("-graphs") else "auto"
+        ),
     )
 
 
