@@ -62,7 +62,7 @@ from trainer.optim import data_parallel
 from trainer.parallel.collectives import Group, Pending, gather_objects
 from trainer.parallel.mesh import mesh_of
 from trainer.parallel.world import join_world
-from trainer.plan.devices import DEVICES, GIB, Device, device_named
+from trainer.plan.devices import DEVICES, GIB, LAUNCH_S, Device, device_named
 from trainer.plan.memory import activation_bytes, state_bytes
 from trainer.plan.plan import Plan, make_plan
 from trainer.plan.step_time import step_time
@@ -274,13 +274,17 @@ def row_config(name: str, *, narrow: bool = False) -> RunConfig:
     return dataclasses.replace(config, model=type(config.model)(**model), train=train, **changed)
 
 
-def forecast(names: Sequence[str], device: Device) -> str:
-    """What `mtrain plan` expects of rows: tokens/s of a GPU, the share of its peak rate, and GiB."""
+def forecast(names: Sequence[str], device: Device, *, launch: float) -> str:
+    """What `mtrain plan` expects of rows: tokens/s of a GPU, the share of its peak rate, and GiB.
+
+    Args:
+        launch: seconds in which the host launches a kernel.
+    """
     lines = ["| row | tokens/s | MFU | GiB |", "|---|---|---|---|"]
     for name in names:
         config = row_config(name)
         plan = make_plan(config, ROWS[name.partition("+")[0]][0], facts=None)
-        seconds = step_time(config, plan, device=device, gpus_per_node=8).total
+        seconds = step_time(config, plan, device=device, gpus_per_node=8, launch=launch).total
         tokens = plan.tokens_per_step / plan.world_size / seconds
         gib = (state_bytes(config, plan) + activation_bytes(config, plan)) / GIB
         lines.append(f"| {name} | {tokens:,.0f} | {tokens * plan.flops_per_token / device.flops:.1%} | {gib:.1f} |")
@@ -542,11 +546,14 @@ def main() -> None:
     parser.add_argument(
         "--forecast", choices=[d.name for d in DEVICES], help="print what is expected on this GPU; no run"
     )
+    parser.add_argument(
+        "--launch", type=float, default=LAUNCH_S * 1e6, help="with --forecast: us of a launch, launch_us"
+    )
     parser.add_argument("--row", help="measure this one; started by torchrun")
     parser.add_argument("--peer", default="", help="with --row: which of its peers")
     arguments = parser.parse_args()
     if device := device_named(arguments.forecast or ""):
-        print(forecast(arguments.rows or list(ROWS), device))
+        print(forecast(arguments.rows or list(ROWS), device, launch=arguments.launch * 1e-6))
         return
     if arguments.row:
         how: dict[str, Any] = {"narrow": arguments.narrow, "profile": arguments.profile, "chunks": arguments.chunks}

@@ -52,6 +52,7 @@ def add_arguments(parser: Parser) -> None:
     add("--memory", type=float, metavar="GIB", help="GiB of a GPU (default: the device's)")
     add("--link", type=float, metavar="GBYTE", help="GB/s of a GPU to others of its machine, one direction")
     add("--network", type=float, metavar="GBIT", help="Gbit/s of a GPU to other machines (default: 400)")
+    add("--launch", type=float, metavar="US", help="microseconds in which the host launches a kernel (default: 6.9)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
@@ -66,7 +67,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         arguments.ranks = None
     if arguments.gpus is not None:
         return _list_layouts(arguments, console)
-    for name in ("nodes", "device", "memory", "link", "network"):
+    for name in ("nodes", "device", "memory", "link", "network", "launch"):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} needs --gpus N, which lists layouts", fix=f"add --gpus, or leave --{name} out")
     config = load_config(arguments.config, arguments.overrides)
@@ -250,7 +251,7 @@ def gpus_described(arguments: argparse.Namespace) -> Hardware:
     Raises:
         UsageError: an invalid number, or an unknown device.
     """
-    from trainer.plan.devices import DEVICES, GIB, device_named
+    from trainer.plan.devices import DEVICES, GIB, LAUNCH_S, device_named
     from trainer.plan.layouts import Hardware
     from trainer.plan.step_time import NETWORK
 
@@ -269,12 +270,15 @@ def gpus_described(arguments: argparse.Namespace) -> Hardware:
         raise UsageError(f"unknown --device {arguments.device}", expected=f"one of {device_names}")
     memory = device.memory_bytes if arguments.memory is None else round(arguments.memory * GIB)
     network = NETWORK if arguments.network is None else arguments.network * 1e9 / 8
+    launch = LAUNCH_S if arguments.launch is None else arguments.launch * 1e-6
     link = device.link if arguments.link is None else arguments.link * 1e9
-    for name, value in (("memory", memory), ("link", link), ("network", network)):
+    for name, value in (("memory", memory), ("link", link), ("network", network), ("launch", launch)):
         if not 0 < value < float("inf"):
             raise UsageError(f"--{name} is {getattr(arguments, name)}", expected="a number above 0")
     device = dataclasses.replace(device, link=link)
-    return Hardware(gpus=arguments.gpus, nodes=nodes, device=device, memory_bytes=memory, network=network)
+    return Hardware(
+        gpus=arguments.gpus, nodes=nodes, device=device, memory_bytes=memory, network=network, launch=launch
+    )
 
 
 def _this_gpu() -> str:

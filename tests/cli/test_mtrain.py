@@ -348,6 +348,7 @@ def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: py
         (["--gpus", "8", "--memory", "-1"], "--memory is -1.0"),
         (["--gpus", "8", "--network", "nan"], "--network is nan"),
         (["--gpus", "8", "--link", "0"], "--link is 0"),
+        (["--gpus", "8", "--launch", "-1"], "--launch is -1"),
         (["--link", "64"], "--link needs --gpus N"),
         (["--gpus", "8", "--ranks", "8"], "--ranks plans one layout, and --gpus lists all of them"),
         (["--layouts"], "--layouts needs --ranks N or --gpus N"),

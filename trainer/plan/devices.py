@@ -48,9 +48,10 @@ LINK = 0.75  # of a link, in collectives of some megabytes
 # That a block's pass with tensor parallelism waits for its collectives to start, whatever their size: what llama7b on
 # tp 4, gpt1.3b on tp 2 and llama7b on tp 2 with pp 2 took beyond their products and the bytes they sent.
 TENSOR_PARALLEL_START_S = 3e-4
-# That the host needs to launch a block's pass: median of five runs with tensor parallelism that waited for it, which
-# had 1.9 to 3.5 ms on hosts of different speed. CUDA graphs need next to nothing.
-HOST_PASS_S = 2.35e-3
+# A block's pass takes the host as long as so many launches of a kernel, Python's share included: llama7b on tp 4 took
+# 2.99 ms a pass where a launch took 8.74 us. CUDA graphs need next to nothing.
+PASS_LAUNCHES = 342
+LAUNCH_S = 6.9e-6  # of one: five other hosts took 1.9 to 3.5 ms a pass; this is their median
 # A grouped product takes as long as if each expert had so many more rows: weight gradients of 512 and 2,048 rows reach
 # 36 and 56 % of the flops where large products reach 72.
 EXPERT_ROWS = 550

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mdata.progress import SILENT, Progress
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.errors import size_text
 from trainer.plan.check import DataFacts, check, layout_problems
-from trainer.plan.devices import Device
+from trainer.plan.devices import LAUNCH_S, Device
 from trainer.plan.memory import USABLE, rank_bytes
 from trainer.plan.plan import Plan, make_plan
 from trainer.plan.step_time import NETWORK, StepTime, busy_time, step_time
@@ -40,6 +40,7 @@ class Hardware:
     Args:
         gpus: in total. nodes: number of machines. device: kind of GPU.
         memory_bytes: of a GPU. network: bytes per second of a GPU to other machines.
+        launch: seconds in which the host launches a kernel.
     """
 
     gpus: int
@@ -47,6 +48,7 @@ class Hardware:
     device: Device
     memory_bytes: int
     network: float = NETWORK
+    launch: float = LAUNCH_S
 
     @property
     def gpus_per_node(self) -> int:
@@ -132,16 +134,17 @@ def _best(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Lay
 
 def _fastest(choices: Iterable[_Choice], hardware: Hardware, *, best: Layout | None = None) -> Layout | None:
     """The fastest of some choices and of the best one so far."""
-    device, gpus, network = hardware.device, hardware.gpus_per_node, hardware.network
+    how: dict[str, Any] = {"device": hardware.device, "gpus_per_node": hardware.gpus_per_node}
+    how |= {"network": hardware.network, "launch": hardware.launch}
 
     def least_time(choice: _Choice) -> float:
-        return busy_time(choice.config, choice.plan, device=device, gpus_per_node=gpus, network=network).total
+        return busy_time(choice.config, choice.plan, **how).total
 
     bounded = [(least_time(choice), choice) for choice in choices]
     for least, choice in sorted(bounded, key=lambda pair: pair[0]):
         if best is not None and choice.plan.tokens_per_step / least <= best.tokens_per_s:
             break  # all that follow are slower even without a bubble
-        time = step_time(choice.config, choice.plan, device=device, gpus_per_node=gpus, network=network)
+        time = step_time(choice.config, choice.plan, **how)
         speed = choice.plan.tokens_per_step / time.total
         if best is None or speed > best.tokens_per_s:
             best = Layout(config=choice.config, memory_bytes=choice.memory_bytes, time=time, tokens_per_s=speed)

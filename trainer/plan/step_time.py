@@ -54,11 +54,17 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Bytes per second of one GPU: inside a machine, and to others."""
+    """Bytes per second of one GPU: inside a machine, and to others; and seconds of a launch on the host."""
 
     device: Device
     gpus_per_node: int
     network: float
+    launch: float
+
+    @property
+    def host_pass(self) -> float:
+        """Seconds in which the host launches a block's pass."""
+        return devices.PASS_LAUNCHES * self.launch
 
     def among(self, ranks: int) -> float:
         """The rate of a collective over a group of this many neighbouring ranks."""
@@ -66,23 +72,36 @@ class _Rates:
 
 
 def step_time(
-    config: RunConfig, plan: Plan, *, device: Device, gpus_per_node: int, network: float = NETWORK
+    config: RunConfig,
+    plan: Plan,
+    *,
+    device: Device,
+    gpus_per_node: int,
+    network: float = NETWORK,
+    launch: float = devices.LAUNCH_S,
 ) -> StepTime:
     """Estimate a plan on GPUs of one kind.
 
     Args:
         gpus_per_node: ranks that share a machine. network: bytes per second of each rank to other machines.
+        launch: seconds in which the host launches a kernel.
     """
-    time = busy_time(config, plan, device=device, gpus_per_node=gpus_per_node, network=network)
+    rates = _Rates(device, gpus_per_node, network, launch)
+    time = _busy_time(config, plan, rates)
     if plan.pp == 1:
         return time
-    rates = _Rates(device, gpus_per_node, network)
     return dataclasses.replace(time, bubble=_bubble(config, plan, _of_ranks(config, plan, rates), rates))
 
 
-def busy_time(config: RunConfig, plan: Plan, *, device: Device, gpus_per_node: int, network: float) -> StepTime:
+def busy_time(
+    config: RunConfig, plan: Plan, *, device: Device, gpus_per_node: int, network: float, launch: float
+) -> StepTime:
     """The same without the bubble, whose simulation takes longer than everything else: the least that a step takes."""
-    rates = _Rates(device, gpus_per_node, network)
+    return _busy_time(config, plan, _Rates(device, gpus_per_node, network, launch))
+
+
+def _busy_time(config: RunConfig, plan: Plan, rates: _Rates) -> StepTime:
+    device = rates.device
     busiest = max(_of_ranks(config, plan, rates), key=lambda stages: sum(stage.total for stage in stages))
     times, parts = plan.num_microbatches, ("products", "attention", "memory", "idle", "tensor_parallel")
     kernels = {name: times * sum(getattr(stage, name) for stage in busiest) for name in (*parts, "context_parallel")}
@@ -140,9 +159,9 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
         data_parallel=0.0,
         update=0.0,
     )
-    waits = max(0.0, cost.passes * (devices.HOST_PASS_S if plan.tp > 1 else 0.0) - time.total)
+    waits = max(0.0, cost.passes * (rates.host_pass if plan.tp > 1 else 0.0) - time.total)
     gaps = cost.passes * devices.PASS_S + cost.expert_passes * devices.EXPERT_PASS_S
-    idle = max(gaps, waits * _launched_one_by_one(config, plan)) + cost.host_waits * devices.HOST_PASS_S
+    idle = max(gaps, waits * _launched_one_by_one(config, plan)) + cost.host_waits * rates.host_pass
     return dataclasses.replace(time, idle=idle)
 
 

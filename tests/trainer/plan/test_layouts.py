@@ -129,6 +129,21 @@ def test_estimates_of_tensor_parallelism_are_near_what_was_measured(row, device)
     assert time.idle < 0.05 * time.total
 
 
+def test_a_slow_host_takes_its_launches_from_tensor_parallelism_alone():
+    """llama7b of H200s whose host took 8.74 us for a launch; graphs, and ranks without tp, do not wait for it."""
+    seconds = {}
+    for row in ("llama7b-tp4", "llama7b-tp4+graphs", "llama7b-dp4"):
+        config = several_row(row)
+        plan = make_plan(config, 4, facts=None)
+        for launch in (1e-6, 8.74e-6):
+            seconds[row, launch] = step_time(config, plan, device=H200, gpus_per_node=8, launch=launch).total
+    tokens = make_plan(several_row("llama7b-tp4"), 4, facts=None).tokens_per_step / 4
+    assert tokens / seconds["llama7b-tp4", 8.74e-6] == pytest.approx(5_359, rel=0.1)
+    assert tokens / seconds["llama7b-tp4", 1e-6] == pytest.approx(8_769, rel=0.1)
+    for row in ("llama7b-tp4+graphs", "llama7b-dp4"):
+        assert seconds[row, 1e-6] == seconds[row, 8.74e-6]
+
+
 def test_graphs_leave_tensor_parallelism_its_communication():
     """One by one the host, which differs between machines, limits the step of llama7b on tp 4."""
     graphs, eager = (
