@@ -53,7 +53,7 @@ def run(monkeypatch, capsys):
         return capsys.readouterr().out
 
     yield run
-    for name in {name for name, *_ in RUNS} | {"samples_masked", "samples_build", "web_text", "finetune"}:
+    for name in {name for name, *_ in RUNS} | {"samples_masked", "samples_build", "web_text", "finetune", "planted"}:
         sys.modules.pop(name, None)
 
 
@@ -71,6 +71,17 @@ def test_our_side_of_web_text(run, tmp_path):
     text.write_text("".join(json.dumps({"text": f"the text {number} and more. " * 20}) + "\n" for number in range(9)))
     printed = run("web_text", {"ROUNDS": 1}, [str(text), "--items", "5"])
     assert "n-grams of 10 items" in printed and "decontaminate, end to end" in printed
+
+
+def test_planted_faults_are_found_on_the_way_to_a_blend(run, tmp_path):
+    for library in ("ftfy", "py3langid"):
+        pytest.importorskip(library)
+    english = " ".join(path.read_text() for path in sorted((ROOT / "docs/howto").glob("*.md")))
+    german = "Der Rechner liest die Texte, zählt jedes Wort und schreibt das Ergebnis in eine neue Datei. " * 20
+    rows = ({"kind": "prose", "text": english}, {"kind": "multilingual", "text": german})
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    printed = run("planted", {}, [str(tmp_path / "corpus.jsonl"), "--out", str(tmp_path / "way"), "--gb", "0.0008"])
+    assert "foreign" in printed and "decontaminate" in printed and "blend" in printed
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])
