@@ -14,13 +14,14 @@ Batch 1 begins with 10 tokens and goes on to 1,000; other batches have prompts o
 once more for the ratio of late steps to early ones. The bound is the bytes
 of weights and cache over the bandwidth of a copy that is measured in the same process. --requests draws lengths of
 prompts and texts, cancels every tenth, and prints by how many bytes a token the memory of the GPU and of the process
-grows after the first fifth. Each row is a process of its own
+grows after the first fifth; an interrupt ends it early. Each row is a process of its own
 (with --nproc, one for each rank) with a time limit; a line of JSON for each, and a table last. bf16, greedy.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -278,22 +279,23 @@ def memory_slopes(row: str, shape: str, batch: int, requests: int) -> dict[str, 
     engine, generator = Engine(model, max_batch=batch, longest=512), random.Random(1)
     samples: dict[str, list[tuple[int, int]]] = {"rss": [], "allocated": [], "reserved": []}
     tokens = 0
-    for number in range(requests):
-        ids = [generator.randrange(sizes.vocab_size) for _ in range(generator.randint(1, 200))]
-        rules = Sampling(temperature=generator.choice([0.0, 1.0]), top_p=generator.choice([0.9, 1.0]), seed=number)
-        count = generator.randint(1, 60)
-        engine.add(Request(str(number), ids, rules, max_tokens=count, top_logprobs=number % 3))
-        if number % 10 == 0:
-            engine.cancel(str(number - 3))
-        while engine.load().waiting >= batch or (number + 1 == requests and engine.busy):
-            tokens += sum(token.token >= 0 for token in engine.step())
-        if number % 50 == 0 and number >= requests // 5:
-            statm = Path("/proc/self/statm").read_text().split()
-            samples["rss"].append((tokens, int(statm[1]) * os.sysconf("SC_PAGE_SIZE")))
-            if device.type == "cuda":
-                samples["allocated"].append((tokens, torch.cuda.memory_allocated()))
-                samples["reserved"].append((tokens, torch.cuda.memory_reserved()))
-    return {"requests": requests, "tokens": tokens} | {
+    with contextlib.suppress(KeyboardInterrupt):  # what was seen until then
+        for number in range(requests):
+            ids = [generator.randrange(sizes.vocab_size) for _ in range(generator.randint(1, 200))]
+            rules = Sampling(temperature=generator.choice([0.0, 1.0]), top_p=generator.choice([0.9, 1.0]), seed=number)
+            count = generator.randint(1, 60)
+            engine.add(Request(str(number), ids, rules, max_tokens=count, top_logprobs=number % 3))
+            if number % 10 == 0:
+                engine.cancel(str(number - 3))
+            while engine.load().waiting >= batch or (number + 1 == requests and engine.busy):
+                tokens += sum(token.token >= 0 for token in engine.step())
+            if number % 50 == 0 and number >= requests // 5:
+                statm = Path("/proc/self/statm").read_text().split()
+                samples["rss"].append((tokens, int(statm[1]) * os.sysconf("SC_PAGE_SIZE")))
+                if device.type == "cuda":
+                    samples["allocated"].append((tokens, torch.cuda.memory_allocated()))
+                    samples["reserved"].append((tokens, torch.cuda.memory_reserved()))
+    return {"requests": number + 1, "tokens": tokens} | {
         f"{name}_bytes_per_token": round(statistics.linear_regression(*zip(*points, strict=True)).slope, 4)
         for name, points in samples.items()
         if points
