@@ -343,17 +343,16 @@ def peer_row(row: str, shape: str, batch: int) -> dict[str, Any]:
     model, sizes = random_model(shape, world, dtype=torch.bfloat16)
     weights = weight_bytes(model, sizes)
     ids = torch.tensor(prompts(batch, sizes.vocab_size), device=device)
-    few, many = 8, 8 + (3 * STEPS if batch == 1 else STEPS)
+    batched = row == "transformers-batch"
+    few, many = 8, 8 + (24 if batched else 3 * STEPS if batch == 1 else STEPS)
     if row == "gpt-fast":
         run = GptFast(model.module, sizes, batch=batch, length=2048).run
     else:
         del model
         torch.cuda.empty_cache()
-        batched = row == "transformers-batch"
         run = transformers_batches(sizes, device, most=many) if batched else transformers_loop(sizes, device)
-    for count in (many, few):  # compiles, and makes what is kept
-        run(ids, count)
-    rounds = 1 if row == "transformers-batch" else 2
+    run(ids, many)  # compiles, and makes what is kept
+    rounds = 1 if batched else 2
     short, long = (best_seconds(lambda count=count: run(ids, count), device, rounds=rounds) for count in (few, many))
     rank_bytes = weights + batch * cache_bytes(sizes, ids.shape[1] + many / 2)
     return rates(rank_bytes, batch, (long - short) / (many - few), device)

@@ -7,11 +7,13 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from trainer.tasks.sampling import Sampling
 
 pytest.importorskip("transformers")
 pytest.importorskip("starlette")
+REQUESTS = 10_000  # of the memory soak
 ERROR_S = 10.0  # within which an open request has its error
 
 
@@ -202,6 +205,34 @@ def test_a_killed_server_takes_its_ranks_along(model: str, stream: bool) -> None
             server.process.kill()
             server.process.wait(60)
             wait_until_gone(ranks)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_ten_thousand_requests_leave_no_memory_behind(model: str) -> None:
+    """Neither in the server nor in its rank. Prompts are few, because tokenizers keep a bounded number of words."""
+    with started(model) as server:
+        pids, tokens, points = [server.process.pid, *server.ranks()], 0, list[tuple[int, ...]]()
+
+        def ask(number: int) -> int:
+            body = {"prompt": f"client {number % 40}", "max_tokens": 16, "n": 4, "seed": number, "logprobs": number % 3}
+            reply = server.ask("/v1/completions", body)
+            assert reply.status == 200, reply.body
+            return int(reply.body["usage"]["completion_tokens"])
+
+        with ThreadPoolExecutor(8) as pool:
+            for first in range(0, REQUESTS, REQUESTS // 40):
+                tokens += sum(pool.map(ask, range(first, first + REQUESTS // 40)))
+                points.append((tokens, *(_resident_bytes(pid) for pid in pids)))
+    so_far, *sizes = zip(*points[8:], strict=True)  # of the last four fifths
+    assert len(sizes) == 2
+    for name, resident in zip(("server", "rank"), sizes, strict=True):
+        slope = statistics.linear_regression(so_far, resident).slope
+        assert slope < 1, f"the {name} grows by {slope:.2f} bytes a token: {resident}"
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shlex
@@ -12,7 +11,6 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -394,26 +392,3 @@ def test_drawn_requests_are_answered_or_refused(server):
 @pytest.mark.timeout(7200)
 def test_ten_thousand_drawn_requests(server):
     ask_drawn(server, random.Random(7), 10_000)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-def test_ten_thousand_requests_leave_no_memory_behind(server):
-    """Prompts are few, because tokenizers keep a bounded number of words."""
-    prompts, sizes = [f"client {i}" for i in range(40)], list[int]()
-
-    def ask(number: int) -> None:
-        body = {"prompt": prompts[number % 40], "max_tokens": 16, "n": 4, "seed": number, "logprobs": number % 3}
-        assert server.ask("/v1/completions", body).status == 200
-
-    before = server.server.service.totals["tokens"]
-    with ThreadPoolExecutor(4) as pool:
-        for chunk in range(20):
-            list(pool.map(ask, range(chunk * 500, chunk * 500 + 500)))
-            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"))
-    last, tokens = sizes[4:], (server.server.service.totals["tokens"] - before) / 20
-    mean, middle = sum(last) / len(last), (len(last) - 1) / 2
-    slope = sum((i - middle) * (size - mean) for i, size in enumerate(last)) / sum(
-        (i - middle) ** 2 for i in range(len(last))
-    )
-    assert slope / tokens < 1, f"{slope / tokens:.2f} bytes a token over the last 8,000 requests, {sizes}"
