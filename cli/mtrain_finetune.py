@@ -21,6 +21,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,7 +176,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     _check_pairs(is_pairs, arguments.data, arguments)
     settings: Tables = {
         "run": {"folder": str(folder)},
-        "model": model_keys(model) | _lora_keys(model, arguments.lora),
+        "model": model_keys(model) | _lora_keys(model, arguments.lora, new_tokens=bool(arguments.add_tokens)),
         "data": {"blend": blend, **_kind(opened), **({"valid": [valid]} if valid else {})},
         "checkpoint": {"init_from": _first_weights(model, arguments)} | new_rows,
     }
@@ -228,10 +229,12 @@ def _check_methods(arguments: argparse.Namespace) -> None:
     """Refuse ways of training that exclude each other, before any data is tokenized."""
     if arguments.beta is not None and not arguments.dpo:
         raise UsageError("--beta is an option of --dpo, which is not given", fix="add --dpo, or leave --beta out")
-    if arguments.add_tokens and (arguments.lora is not None or arguments.task):
-        option = "--task" if arguments.task else "--lora"
-        why = "does not read texts" if arguments.task else "freezes the embedding, in which new tokens have rows"
-        raise UsageError(f"--add-tokens and {option} exclude each other: {option} {why}", fix="leave one of them out")
+    if taken := [token for token in arguments.add_tokens if re.match(r"[a-z]+\.[a-z_.]+=", token)]:
+        found, fix = f"--add-tokens {' '.join(arguments.add_tokens)}", "write settings before --add-tokens"
+        raise UsageError(f"{taken[0]} is a setting, and follows --add-tokens", found=found, fix=fix)
+    if arguments.add_tokens and arguments.task:
+        why = "--add-tokens and --task exclude each other: --task does not read texts"
+        raise UsageError(why, fix="leave one of them out")
     if arguments.task and (arguments.dpo or arguments.lora is not None):
         option = "--dpo" if arguments.dpo else "--lora"
         why = "trains a model that continues texts" if arguments.dpo else "does not support BERT"
@@ -306,12 +309,17 @@ def model_keys(model: ModelFolder) -> dict[str, Any]:
     return keys | {"vocab_size": model.vocab_size, "max_position": _context(model)}
 
 
-def _lora_keys(model: ModelFolder, rank: int | None) -> dict[str, Any]:
-    """[model.lora], with the settings of the adapters that the folder holds; none to train all weights."""
+def _lora_keys(model: ModelFolder, rank: int | None, *, new_tokens: bool) -> dict[str, Any]:
+    """[model.lora], with the settings of the adapters that the folder holds; none to train all weights.
+
+    With new tokens their layers are trained as well.
+    """
     if rank is None:
         return {}
     there = dataclasses.asdict(model.adapter.lora) if model.adapter is not None else {}
     keys = {name: list(value) if isinstance(value, tuple) else value for name, value in there.items()}
+    if new_tokens:
+        keys["modules_to_save"] = ["embedding", *([] if model.config.model.tie_embeddings else ["head"])]
     return {"lora": {name: value for name, value in keys.items() if value not in (None, [])} | {"rank": rank}}
 
 

@@ -203,7 +203,11 @@ def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixtur
         (["tiny", "chats.jsonl", "model.depth=4"], "there is no key model.depth"),
         (["tiny", "chats.jsonl", "--gpus", "900"], "--gpus 900: this machine has"),
         (["bare", "chats.jsonl"], "bare has no tokenizer for the texts in chats.jsonl"),
-        (["tiny", "chats.jsonl", "--lora", "4", "--add-tokens", "<new>"], "--add-tokens and --lora exclude each other"),
+        (
+            ["tiny", "chats.jsonl", "--task", "mnli", "--add-tokens", "<new>"],
+            "--add-tokens and --task exclude each other",
+        ),
+        (["tiny", "chats.jsonl", "--add-tokens", "<new>", "mesh.tp=2"], "mesh.tp=2 is a setting, and follows --add-"),
         (["tiny", "chats.jsonl", "--add-tokens", "<new>", "<|endoftext|>"], "the tokenizer has <|endoftext|> already"),
     ],
 )
@@ -253,6 +257,29 @@ def test_new_tokens_begin_as_the_mean_and_are_exported(
     assert tokenizer("a<|im_end|>")["input_ids"][-1] == first + 1
     wrong = ("train", str(run / "run.toml"), f"run.folder={here}/two", "checkpoint.new_rows_from=400")
     assert main([*wrong]) == 2 and "checkpoint.new_rows_from = 400 does not fit" in capsys.readouterr().err
+
+
+def test_new_tokens_are_trained_whole_beside_adapters(here: Path) -> None:
+    save("llama2", here / "plain", max_position_embeddings=128, vocab_size=257)
+    new = ["<|im_start|>", "<|im_end|>"]
+    words = ("--sequence-length", "64", "--epochs", "0.1", "--lr", "1e-3", "--lora", "4", "--add-tokens", *new)
+    assert finetune("plain", "chats.jsonl", "mesh.tp=2", *words) == 0
+    run = here / "runs/plain-chats"
+    config = load_config(run / "run.toml")
+    assert config.model.lora == LoRASection(rank=4, modules_to_save=("embedding", "head"))
+    assert (config.model.vocab_size, config.checkpoint.new_rows_from) == (259, 257)
+    trained = Model.load(run).logits([1, 257, 3])
+    for kind in ("peft", "hf"):
+        assert main(["convert", str(run), kind, "--to", kind]) == 0
+        assert torch.allclose(Model.load(here / kind).logits([1, 257, 3]), trained, atol=1e-6)
+        assert AutoTokenizer.from_pretrained(here / kind).convert_tokens_to_ids(new) == [257, 258]
+
+    peft = pytest.importorskip("peft")
+    theirs = AutoModelForCausalLM.from_pretrained(here / "plain", dtype=torch.float32)
+    theirs.resize_token_embeddings(259)
+    with torch.no_grad():
+        logits = peft.PeftModel.from_pretrained(theirs, here / "peft")(torch.tensor([[1, 257, 3]])).logits[0]
+    assert torch.allclose(logits, trained, atol=1e-5)
 
 
 def test_adapters_of_experts_are_refused_before_data_is_tokenized(

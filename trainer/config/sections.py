@@ -266,6 +266,7 @@ class T5Section:
 
 
 LoRATarget = Literal["q", "k", "v", "out", "gate", "up", "down"]
+SavedModule = Literal["embedding", "head"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,6 +278,9 @@ class LoRASection:
     targets: tuple[
         LoRATarget, ...
     ] = ()  # matrices with an adapter: q, k, v and out of attention, gate, up and down of the MLP; empty: all of them
+    modules_to_save: tuple[
+        SavedModule, ...
+    ] = ()  # layers whose weights are trained as well, and saved with the adapters: embedding, head
 
     @property
     def scale(self) -> float:

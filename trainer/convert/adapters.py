@@ -21,12 +21,13 @@ from torch import Tensor
 
 from mdata import DamageError, UsageError
 from mdata.errors import few, wanted_by
+from mdata.tokenizers.base.tokenizer_folder import write_folder
 from mdata.util import atomic_io
 from trainer.checkpoint.location import location_of
 from trainer.checkpoint.tiling import Rectangle
-from trainer.config.sections import LoRASection, LoRATarget
+from trainer.config.sections import LoRASection, LoRATarget, SavedModule
 from trainer.convert.hf_config import to_hf
-from trainer.convert.hf_folder import SafetensorsSource
+from trainer.convert.hf_folder import SafetensorsSource, find_tokenizer
 from trainer.convert.links import Link, Linked, Source, TensorInfo, link
 from trainer.convert.model_folder import (
     Adapter,
@@ -35,13 +36,16 @@ from trainer.convert.model_folder import (
     boxes,
     check_tensors,
     check_used,
+    equal_tensors,
     no_run,
     read_json,
+    with_new_rows,
 )
 from trainer.convert.safetensors_stream import write_safetensors
 from trainer.models.family import Form
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_SAVED: Mapping[SavedModule, str] = {"embedding": "embed_tokens", "head": "lm_head"}  # ours -> peft's
 _PREFIX, _KINDS = "base_model.model.", {"a": "lora_A", "b": "lora_B"}
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # settings of peft, with the values that we compute
     "peft_type": ("LORA",),
@@ -49,7 +53,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # settings of peft, with the values
     "use_dora": (False,),
     "lora_bias": (False,),
     "fan_in_fan_out": (False,),
-    "modules_to_save": ((), []),
     "layers_to_transform": ((), []),
     "rank_pattern": ({},),
     "alpha_pattern": ({},),
@@ -66,19 +69,22 @@ class Merged:
     """The tensors of a model with those of its adapters added; they are in at least fp32.
 
     Args:
-        base: the frozen weights. adapters: by names such as "weight/blocks.0.attention.q.lora_a". scale: their factor.
+        base: the first weights. adapters: by names such as "weight/blocks.0.attention.q.lora_a", and trained weights by
+            their own names. scale: the factor of adapters.
     """
 
     def __init__(self, base: Source, adapters: Source, *, scale: float) -> None:
         self._base, self._adapters, self._scale = base, adapters, scale
         self.tensors = {
             name: info._replace(dtype=torch.promote_types(info.dtype, torch.float32)) if self._layer(name) else info
-            for name, info in base.tensors.items()
-            if name.startswith("weight/")
+            for name, info in {**base.tensors, **adapters.tensors}.items()
+            if name.startswith("weight/") and ".lora_" not in name
         }
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
+        if name in self._adapters.tensors:
+            return self._adapters.read(name, box)
         piece = self._base.read(name, box)
         if not (layer := self._layer(name)):
             return piece
@@ -145,6 +151,9 @@ def with_base(model: ModelFolder, open_model: Callable[..., ModelFolder]) -> Mod
         )
     try:
         base = base_of(open_model(place))
+        if first := model.config.checkpoint.new_rows_from:
+            rows = model.source.tensors["weight/embedding.weight"].shape[0]
+            base = with_new_rows(base, first, rows, where=f"checkpoint.init_from = {named}")
     except UsageError as error:
         raise wanted_by(f"{model.path} holds adapters for checkpoint.init_from = {named}", error) from error
     check_base(base, weights_hash(base), expected=model.run.base, where=str(model.path))
@@ -195,6 +204,12 @@ def open_peft(path: Path, open_model: Callable[..., ModelFolder]) -> ModelFolder
         raise DamageError(
             f"{path / CONFIG} is damaged", found=f"r = {rank!r}, lora_alpha = {alpha!r}", fix="restore it"
         )
+    saved = _saved_links(base, model_type=_model_type(base))
+    embedding = source.tensors.get(saved["embedding"].theirs.tensor)
+    if embedding is not None and embedding.shape[0] > base.vocab_size:
+        base = with_new_rows(base, base.vocab_size, embedding.shape[0], where=str(path))
+        saved = _saved_links(base, model_type=_model_type(base))
+    saved = {name: one for name, one in saved.items() if one.theirs.tensor in source.tensors}
     links = {
         target: list(_links(base, rank, targets=(target,), model_type=_model_type(base)))
         for target in get_args(LoRATarget)
@@ -202,14 +217,23 @@ def open_peft(path: Path, open_model: Callable[..., ModelFolder]) -> ModelFolder
     targets = tuple(
         target for target, those in links.items() if any(one.theirs.tensor in source.tensors for one in those)
     )
-    used = [one for target in targets for one in links[target]]
+    used = [*(one for target in targets for one in links[target]), *saved.values()]
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in used}, where=path)
     fix = "train adapters of the linear layers of attention and MLP alone"
-    check_used(source.tensors, {one.theirs.tensor for one in used}, where=path, fix=fix)
+    read = {one.theirs.tensor for one in used}
+    if base.config.model.tie_embeddings and saved:
+        head = _tied_head(base, model_type=_model_type(base)).theirs.tensor
+        pair = (head, saved["embedding"].theirs.tensor)
+        if head in source.tensors and equal_tensors(source, pair, size=saved["embedding"].theirs.shape):
+            read.add(head)
+    check_used(source.tensors, read, where=path, fix=fix)
     scaled = alpha * math.sqrt(rank) if settings.get("use_rslora") else float(alpha)
-    adapter = Adapter(base, Linked(source, used), LoRASection(rank=rank, alpha=scaled, targets=targets))
+    lora = LoRASection(rank=rank, alpha=scaled, targets=targets, modules_to_save=tuple(saved))
+    adapter = Adapter(base, Linked(source, used), lora)
     config = dataclasses.replace(base.config, model=dataclasses.replace(base.config.model, lora=None))
-    return _merged(dataclasses.replace(base, path=path, format="peft", config=config, run=no_run(config)), adapter)
+    tokenizer = find_tokenizer(path) or base.tokenizer
+    own = dataclasses.replace(base, path=path, format="peft", config=config, run=no_run(config), tokenizer=tokenizer)
+    return _merged(own, adapter)
 
 
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
@@ -218,6 +242,8 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
         for name, values in _NEUTRAL.items()
         if settings.get(name) is not None and settings[name] not in values
     ]
+    if others := sorted({*(settings.get("modules_to_save") or ())} - {*_SAVED.values()}):
+        refused.append(f"modules_to_save = {others}")
     first = settings.get("init_lora_weights", True)
     if isinstance(first, str) and first not in ("gaussian", "orthogonal"):  # others change the frozen weights
         refused.append(f"init_lora_weights = {first!r}")
@@ -260,12 +286,18 @@ def write_peft(target: Path, model: ModelFolder, *, dtype: torch.dtype, model_ty
     links = [
         one.flipped() for one in _links(base, lora.rank, targets=targets, model_type=_model_type(base, model_type))
     ]
+    saved = _saved_links(base, model_type=_model_type(base, model_type))
+    links += [saved[name].flipped() for name in lora.modules_to_save]
+    layers_saved = [_SAVED[name] for name in lora.modules_to_save]
+    if base.config.model.tie_embeddings and layers_saved:  # peft has a copy of each
+        links.append(_tied_head(base, model_type=_model_type(base, model_type)).flipped())
+        layers_saved.append(_SAVED["head"])
     theirs = Linked(adapter.source, links)
     entries = {name: TensorInfo(info.shape, dtype) for name, info in sorted(theirs.tensors.items())}
     target.mkdir(parents=True, exist_ok=True)
     write_safetensors(target / TENSORS, entries, pieces=_pieces(theirs, entries, report))
     alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
-    layers = {name.removeprefix(_PREFIX).split(".lora_")[0].split(".")[-1]: None for name in entries}
+    layers = {name.split(".lora_")[0].split(".")[-1]: None for name in entries if ".lora_" in name}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -278,6 +310,10 @@ def write_peft(target: Path, model: ModelFolder, *, dtype: torch.dtype, model_ty
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+    if layers_saved:
+        settings["modules_to_save"] = layers_saved
+        if model.tokenizer is not None:  # it may have new tokens
+            write_folder(target, dict(model.tokenizer.files))
     atomic_io.atomic_write(target / CONFIG, (json.dumps(settings, indent=2) + "\n").encode())
 
 
@@ -286,6 +322,28 @@ def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Report) -
         piece = source.read(name, (tuple(0 for _ in info.shape), info.shape))
         report(piece.numel() * info.dtype.itemsize)
         yield piece
+
+
+def _saved_links(base: ModelFolder, *, model_type: str) -> dict[SavedModule, Link]:
+    """Links between weights that are trained whole and peft's copies of them."""
+    links: dict[SavedModule, Link] = {}
+    for name in _SAVED:
+        if name == "embedding" or not base.config.model.tie_embeddings:
+            links[name] = _saved_link(base, f"{name}.weight", f"{name}.weight", model_type=model_type)
+    return links
+
+
+def _tied_head(base: ModelFolder, *, model_type: str) -> Link:
+    """The head that peft has beside a tied embedding: the same weights again."""
+    return _saved_link(base, "embedding.weight", "head.weight", model_type=model_type)
+
+
+def _saved_link(base: ModelFolder, ours: str, theirs: str, *, model_type: str) -> Link:
+    face = base.family.hugging_face
+    assert face is not None, "to_hf refuses other families"
+    size = base.family.logical_shapes(base.shape)[ours]
+    (form,) = face.forms(theirs, size, base.shape, model_type)
+    return link((f"weight/{ours}", form.ours), (f"{_PREFIX}{form.tensor}", form.theirs), lengths=form.lengths)
 
 
 def _links(base: ModelFolder, rank: int, *, targets: Collection[str], model_type: str) -> Iterator[Link]:

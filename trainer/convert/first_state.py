@@ -240,9 +240,14 @@ def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> No
 def _check_adapter(asked: LoRASection, there: LoRASection, *, where: str) -> None:
     """See that the adapters of a folder are those that the run trains on."""
     every = get_args(LoRATarget)
-    values = [(lora.rank, lora.scale, sorted(lora.targets or every)) for lora in (asked, there)]
+    values = [
+        (lora.rank, lora.scale, sorted(lora.targets or every), sorted(lora.modules_to_save)) for lora in (asked, there)
+    ]
     if values[0] != values[1]:
-        texts = [f"rank {rank}, scale {scale:g}, targets {', '.join(targets)}" for rank, scale, targets in values]
+        texts = [
+            f"rank {rank}, scale {scale:g}, targets {', '.join(targets)}, modules_to_save {', '.join(saved) or 'none'}"
+            for rank, scale, targets, saved in values
+        ]
         raise UsageError(
             f"{where} holds adapters that differ from [model.lora]",
             found=texts[0],

@@ -102,11 +102,13 @@ class LoRAShape:
 
     Args:
         rank: of each. scale: factor of what they add. targets: the matrices that have one.
+        saved: layers that are not frozen.
     """
 
     rank: int
     scale: float
     targets: tuple[str, ...]
+    saved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,7 @@ class Slice:
 
 
 def with_adapters(
-    specs: Iterable[ParamSpec], *, rank: int, targets: Sequence[str], tp_size: int
+    specs: Iterable[ParamSpec], *, rank: int, targets: Sequence[str], saved: Sequence[str] = (), tp_size: int
 ) -> Iterator[ParamSpec]:
     """A table whose parameters are frozen, with adapters of low rank beside its matrices (Hu et al. 2022, "LoRA").
 
@@ -193,10 +193,14 @@ def with_adapters(
 
     Args:
         targets: the last parts of the names of layers whose matrices get adapters.
+        saved: names of layers that are trained as they are.
         tp_size: tensor-parallel ranks.
     """
     whole: dict[str, Any] = {"copies": ("tp",), "partial": ("tp",) if tp_size > 1 else ()}
     for spec in specs:
+        if spec.name.removesuffix(".weight") in saved:
+            yield spec
+            continue
         yield replace(spec, frozen=True, partial=())
         pieces = [piece for piece in spec.pieces if piece.name.split(".")[-2] in targets] if spec.matrix else []
         if not pieces:

@@ -595,7 +595,12 @@ class Engine:
             elif model.adapter is not None:
                 read_tensors(self.state, model.adapter.source, owned=wanted)
             else:
-                self._draw(wanted["weight"], self.optimizer.state["weight"])
+                # Adapters are drawn; what is trained beside them begins with the weights of the folder.
+                table = [slot.spec for slot, *_ in wanted["weight"].parameters()]
+                drawn = frozenset(spec.name for spec in table if ".lora_" in spec.name)
+                adapters = frozenset(piece.name for spec in table if spec.name in drawn for piece in spec.pieces)
+                read_model(self.state, model, owned=wanted, without=adapters)
+                self._draw(wanted["weight"], self.optimizer.state["weight"], names=drawn)
             return model.run
 
         run = together(self.everyone, read, doing="reading the first weights")[0]

@@ -110,6 +110,48 @@ def test_an_adapter_folder_is_one_of_peft_and_is_read_back(made: Path, tmp_path:
     assert twice == 2 * LORA.scale
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_saved_layers_begin_with_the_weights_and_stay_with_the_adapters(tied: bool, tmp_path: Path) -> None:
+    base = base_run(tmp_path / "base", tie_embeddings=tied)
+    convert(base, tmp_path / "hf", options=ConvertOptions(to="hf", check=False))
+    lora = replace(LORA, modules_to_save=("embedding",) if tied else ("embedding", "head"))
+    config = _config(lora, str(tmp_path / "hf"), tie_embeddings=tied)
+    engine, layers = _engine(config), [f"{name}.weight" for name in lora.modules_to_save]
+    folder = engine.save(str(tmp_path / "first/checkpoints"), step=1, consumed_samples=1)
+    first, start = _tensors(tmp_path / "hf"), _tensors(folder)
+    assert all(torch.equal(first[f"weight/{name}"], start[f"weight/{name}"]) for name in layers), "not drawn"
+
+    draw_adapters(engine)
+    for step in range(2):
+        engine.step(microbatches(engine, step), RATE)
+    index = read_index(engine.save(str(tmp_path / "run/checkpoints"), step=2, consumed_samples=2))
+    assert {name for name in index.tensors if ".lora_" not in name} == {
+        f"{state}/{name}" for state in ("weight", "exp_avg", "exp_avg_sq") for name in layers
+    }
+    last = _tensors(tmp_path / "run")
+    assert all(not torch.equal(first[f"weight/{name}"], last[f"weight/{name}"]) for name in layers)
+    again = _engine(config, fresh=False)
+    again.load(tmp_path / "run/checkpoints/step-2")
+    assert all(torch.equal(held_state(engine)[name], values) for name, values in held_state(again).items())
+
+    convert(tmp_path / "run", tmp_path / "peft", options=ConvertOptions(to="peft"))
+    settings = json.loads((tmp_path / "peft/adapter_config.json").read_text())
+    assert settings["modules_to_save"] == ["embed_tokens", "lm_head"]
+    read = _tensors(tmp_path / "peft")
+    assert read.keys() == last.keys() and all(torch.equal(read[name], last[name]) for name in read)
+    continued = _engine(replace(config, checkpoint=CheckpointSection(init_from=str(tmp_path / "peft"))))
+    assert torch.equal(held_state(continued)["weight"], held_state(engine)["weight"])
+
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    adapted_model = peft.PeftModel.from_pretrained(theirs, tmp_path / "peft")
+    tokens = microbatches(engine, 0)[0].tokens_BS
+    with torch.no_grad():
+        expected = adapted_model(tokens).logits
+    found = build_model(open_model(tmp_path / "run")).logits(tokens)
+    torch.testing.assert_close(found[..., : expected.shape[-1]], expected, rtol=0, atol=1e-5)
+
+
 def test_weights_are_merged_in_fp32_and_rounded_once(made: Path, tmp_path: Path) -> None:
     convert(made / "base", tmp_path / "bf16", options=ConvertOptions(to="hf", dtype="bf16", check=False))
     engine = adapted(tmp_path / "bf16")
@@ -175,7 +217,7 @@ def test_another_base_is_refused(made: Path, tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"use_dora": True}, "use_dora = True"),
-        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save = ['embed_tokens']"),
+        ({"modules_to_save": ["lm_head", "score"]}, "modules_to_save = ['score']"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
         ({"base_model_name_or_path": "meta-llama/none"}, "base_model_name_or_path = 'meta-llama/none'"),

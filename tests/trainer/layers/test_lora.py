@@ -41,6 +41,8 @@ from trainer.run.metrics import held_parameters
 
 ALL = LoRASection(rank=4, alpha=6.0)
 SOME = LoRASection(rank=4, targets=("q", "v", "up"))
+ENDS = LoRASection(rank=4, targets=("q", "v"), modules_to_save=("embedding", "head"))
+TIED = LoRASection(rank=4, targets=("q", "v"), modules_to_save=("embedding",))
 
 
 def _config(shape: str = "llama", *, lora: LoRASection | None = ALL, dtype: str = "fp64", **sections: Any) -> RunConfig:
@@ -68,6 +70,13 @@ def _whole(config: RunConfig, ranks: int) -> Any:
 LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "tp 2 sp": (2, "llama", {"mesh": MeshSection(tp=2, sequence_parallel=True)}),
     "pp 2, tied": (2, "gpt2", {"mesh": MeshSection(pp=2)}),
+    "pp 2, tied and saved": (2, "gpt2", {"mesh": MeshSection(pp=2), "lora": TIED}),
+    "tp 2 sp, saved": (2, "llama", {"mesh": MeshSection(tp=2, sequence_parallel=True), "lora": ENDS}),
+    "parameters, saved": (
+        2,
+        "llama",
+        {"optimizer": OptimizerSection(lr=1e-2, sharding="parameters", bucket_size=1), "lora": ENDS},
+    ),
     "gradients, some targets": (
         2,
         "llama",
@@ -89,7 +98,7 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
         },
     ),
 }
-SHORT = tuple(LAYOUTS)[:4]
+SHORT = tuple(LAYOUTS)[:6]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +131,7 @@ def _merged_gradients(context: Any, config: RunConfig) -> Any:
     return totals.tolist(), reduced(plain, totals[1]), adapters
 
 
-@pytest.mark.parametrize("lora", [ALL, SOME])
+@pytest.mark.parametrize("lora", [ALL, SOME, ENDS])
 def test_gradients_are_those_of_the_merged_weights(lora: LoRASection) -> None:
     """dA = scale B^T dW and dB = scale dW A^T, where W' = W + scale B A."""
     config = _config(lora=lora)
@@ -130,9 +139,13 @@ def test_gradients_are_those_of_the_merged_weights(lora: LoRASection) -> None:
     of_weights = assemble(merged)
     totals, got = _whole(config, 1)
     np.testing.assert_allclose(totals, merged_totals, rtol=1e-12)
+    assert {f"{layer}.weight" for layer in lora.modules_to_save} == {name for name in adapters if ".lora_" not in name}
     expected = {}
     for name in adapters:
         layer, _, kind = name.rpartition(".")
+        if kind == "weight":
+            expected[name] = of_weights[name]
+            continue
         other = adapters[f"{layer}.lora_{'b' if kind == 'lora_a' else 'a'}"]
         gradient = of_weights[f"{layer}.weight"]
         expected[name] = lora.scale * (other.T @ gradient if kind == "lora_a" else gradient @ other.T)
@@ -210,6 +223,11 @@ def test_frozen_weights_take_their_own_bytes_alone() -> None:
         ({"optimizer": OptimizerSection(lr=1e-2, name="muon")}, 'optimizer.name="muon" does not support [model.lora]'),
         ({"optimizer": OptimizerSection(lr=1e-2, embedding_lr=0.1)}, "[model.lora] freezes the embedding"),
         ({"moe": MoESection()}, "[model.lora] does not support [model.moe]"),
+        ({"shape": "gpt2", "lora": ENDS}, "names the head, which is the embedding; set some of embedding"),
+        (
+            {"lora": TIED, "checkpoint": CheckpointSection(init_from="a", new_rows_from=3)},
+            "rows that [model.lora] freezes; set model.lora.modules_to_save=['embedding', 'head']",
+        ),
         ({"lora": LoRASection(rank=4, targets=("q", "q"))}, "model.lora.targets=['q', 'q'] lists one twice"),
         ({"shape": "gpt2", "lora": LoRASection(rank=4, targets=("gate",))}, 'has no gate with model.activation="gelu"'),
     ],

@@ -231,8 +231,13 @@ def _lora_problems(config: RunConfig) -> Iterator[str]:
         return
     if not settings.init_from and config.data.blend != "mock":
         yield "[model.lora] needs checkpoint.init_from, the folder with the weights that stay frozen; set it"
-    if settings.new_rows_from:
-        yield "checkpoint.new_rows_from asks for rows of the embedding, which [model.lora] freezes; leave it out"
+    rows = ("embedding",) if model.tie_embeddings else ("embedding", "head")
+    if settings.new_rows_from and not {*rows} <= {*lora.modules_to_save}:
+        fix = f"set model.lora.modules_to_save={[*rows]}"
+        yield f"checkpoint.new_rows_from asks for rows that [model.lora] freezes; {fix}"
+    if len({*lora.modules_to_save}) < len(lora.modules_to_save) or not {*lora.modules_to_save} <= {*rows}:
+        why = "lists one twice" if {*lora.modules_to_save} <= {*rows} else "names the head, which is the embedding"
+        yield f"model.lora.modules_to_save={list(lora.modules_to_save)} {why}; set some of {', '.join(rows)}"
     if settings.init_optimizer:
         yield "checkpoint.init_optimizer=true asks for moments of weights that [model.lora] freezes; leave it out"
     for name in without_lora(model):
@@ -247,7 +252,7 @@ def _lora_problems(config: RunConfig) -> Iterator[str]:
     for key, value, without, other in refused:
         if value == without:
             yield f'{key}="{value}" does not support [model.lora]; set {key}="{other}"'
-    if config.optimizer.embedding_lr:
+    if config.optimizer.embedding_lr and "embedding" not in lora.modules_to_save:
         yield (
             f"optimizer.embedding_lr={config.optimizer.embedding_lr:g} changes nothing: [model.lora] freezes the "
             "embedding; leave it out"

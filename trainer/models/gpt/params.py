@@ -59,7 +59,8 @@ def stage_table(
         for depth in range(shape.mtp_layers):
             table.further(f"mtp.{depth}", shape, residual_std=residual_std)
     if lora := shape.lora:
-        return tuple(with_adapters(table.specs, rank=lora.rank, targets=lora.targets, tp_size=place.tp_size))
+        rank, targets, saved = lora.rank, lora.targets, lora.saved
+        return tuple(with_adapters(table.specs, rank=rank, targets=targets, saved=saved, tp_size=place.tp_size))
     return tuple(table.specs)
 
 

@@ -229,7 +229,7 @@ def _lora_shape(model: ModelSection) -> LoRAShape | None:
         return None
     gated = model.activation in GATED
     targets = lora.targets or tuple(name for name in get_args(LoRATarget) if gated or name != "gate")
-    return LoRAShape(rank=lora.rank, scale=lora.scale, targets=targets)
+    return LoRAShape(rank=lora.rank, scale=lora.scale, targets=targets, saved=lora.modules_to_save)
 
 
 def _moe_shape(moe: MoESection, config: RunConfig) -> MoEShape:
