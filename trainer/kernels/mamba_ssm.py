@@ -1,7 +1,8 @@
 """mamba-ssm's Triton scan and causal-conv1d's convolution behind the interface of scan.py.
 
 Both are imported at their first use. Without causal-conv1d, for a width that it lacks, and behind tokens of before, our
-Triton convolution computes. Steps and decays stay in fp32; results have the dtype of the activations.
+Triton convolution computes, and the gated norm is ours too. Steps and decays stay in fp32; results have the dtype of
+the activations.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ def causal_conv(
     seq_idx = None if document_BS is None else document_BS.to(torch.int32).contiguous()
     y_BCS: Tensor = convolve(x_BSC.transpose(1, 2), weight_CK, bias_C, seq_idx=seq_idx, activation="silu")
     return y_BCS.transpose(1, 2)
+
+
+def gated_norm(
+    y_BSHP: Tensor, x_BSHP: Tensor, z_BSF: Tensor, D_H: Tensor, weight_F: Tensor, *, groups: int, epsilon: float
+) -> Tensor:
+    """See scan.gated_norm; our own, because the library's does not add D x."""
+    ours = triton_scan if z_BSF.is_cuda else scan
+    return ours.gated_norm(y_BSHP, x_BSHP, z_BSF, D_H, weight_F, groups=groups, epsilon=epsilon)
 
 
 def chunk_scan(

@@ -108,7 +108,7 @@ APEX = Kernels(
     adamw_=apex.adamw_,
     add_product=apex.add_product,
 )
-MAMBA_SSM = Kernels(causal_conv=mamba_ssm.causal_conv, chunk_scan=mamba_ssm.chunk_scan)
+MAMBA_SSM = Kernels(causal_conv=mamba_ssm.causal_conv, chunk_scan=mamba_ssm.chunk_scan, gated_norm=mamba_ssm.gated_norm)
 TRITON = Kernels(
     causal_conv=triton_scan.causal_conv, chunk_scan=triton_scan.chunk_scan, gated_norm=triton_scan.gated_norm
 )
@@ -189,17 +189,8 @@ def choose_kernels(
     for group, name in dataclasses.asdict(wanted or KernelsSection()).items():
         if name != "auto" and group in GROUPS:  # tensor_parallel belongs to the layers
             named = _implementation(group, name, device=device, dtype=dtype)
-            operations = {each: getattr(named, each) for each in GROUPS[group]}
-            chosen = dataclasses.replace(chosen, **(_of_mixers(named, device) if group == "scan" else operations))
+            chosen = dataclasses.replace(chosen, **{each: getattr(named, each) for each in GROUPS[group]})
     return chosen
-
-
-def _of_mixers(named: Kernels, device: torch.device) -> dict[str, Kernel]:
-    """The operations of [kernels] scan; a library has no norm, which is then the compiled one on a GPU."""
-    operations = {name: getattr(named, name) for name in GROUPS["scan"]}
-    if named is MAMBA_SSM and device.type == "cuda":
-        operations["gated_norm"] = compiled().gated_norm
-    return operations
 
 
 def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -208,10 +199,10 @@ def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtyp
     for named, reason in ((TRITON, triton_scan.missing(device)), (MAMBA_SSM, mamba_ssm.missing(device))):
         reason = reason or ("it does not support fp64" if dtype == torch.float64 else "")
         if not (reason := reason or differences("scan", named, device=device, dtype=dtype)):
-            return dataclasses.replace(kernels, **_of_mixers(named, device))
+            return dataclasses.replace(kernels, **{each: getattr(named, each) for each in GROUPS["scan"]})
         reasons.append(reason)
-    slow = "mixers run on plain PyTorch in fp32, without Tensor Cores; with it a hybrid of 8 layers trained at 44 %"
-    slow += " of the speed on an H200"
+    slow = "mixers run on plain PyTorch in fp32, without Tensor Cores; with scan, convolution and norm plain a hybrid"
+    slow += " of 8 layers trained at 44 % of the speed on an H200"
     warnings.warn(f"{slow}: {'; '.join(reasons)} ({mamba_ssm.INSTALL})", RuntimeWarning, stacklevel=3)
     return kernels
 
