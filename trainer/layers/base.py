@@ -239,17 +239,39 @@ def add_few_rows(target: Tensor, rows_N: Tensor, dy_ND: Tensor) -> None:
 
 def as_input(layer: Layer, name: str) -> Tensor:
     """A small parameter as a tensor for plain functions; its gradient goes to its main gradient."""
-    return _AsInput.apply(getattr(layer, name), layer.main_gradients, name)
+    return as_inputs((layer, name))[0]
 
 
-class _AsInput(torch.autograd.Function):
-    """Forward: the parameter, in at least fp32. Backward: add to its main gradient."""
+def as_inputs(*places: tuple[Layer, str]) -> tuple[Tensor, ...]:
+    """`as_input` of several parameters at once, which takes the host a fraction of the time."""
+    parameters = [getattr(layer, name) for layer, name in places]
+    wide: tuple[Tensor, ...] = _AsInputs.apply([(layer.main_gradients, name) for layer, name in places], *parameters)
+    return wide
+
+
+class _AsInputs(torch.autograd.Function):
+    """Forward: copies of parameters, in at least fp32. Backward: add to their main gradients."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, main: MainGradients, name: str) -> Tensor:
-        ctx.main, ctx.name, ctx.dtype = main, name, parameter.dtype
-        return parameter.to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+    def forward(ctx: Any, places: list[tuple[MainGradients, str]], *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.places, ctx.dtypes = places, [parameter.dtype for parameter in parameters]
+        wide = [torch.empty_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in parameters]
+        torch._foreach_copy_(wide, parameters)
+        return tuple(wide)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        return add_vector(ctx.main, ctx.name, gradient, dtype=ctx.dtype), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        returned: list[Tensor | None] = [None] * len(gradients)
+        added, overwritten = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+        for number, ((main, name), gradient) in enumerate(zip(ctx.places, gradients, strict=True)):
+            if name in main.frozen:
+                continue
+            if name not in main.tensors:
+                returned[number] = gradient.to(ctx.dtypes[number])
+                continue
+            (overwritten if main.take_stale(name) else added).append((main.tensors[name], gradient))
+        if added:
+            torch._foreach_add_([main for main, _ in added], [gradient for _, gradient in added])
+        if overwritten:
+            torch._foreach_copy_([main for main, _ in overwritten], [gradient for _, gradient in overwritten])
+        return None, *returned

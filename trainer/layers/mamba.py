@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from trainer.kernels.scan import chunk_scan, end_state, read_state, scan_step
 from trainer.kernels.table import Kernels
 from trainer.layers.attention import Sequences
-from trainer.layers.base import Layer, Parallel, as_input
+from trainer.layers.base import Layer, Parallel, as_inputs
 from trainer.layers.context_rows import ContextRows, RowChunks
 from trainer.layers.linear import Linear
 from trainer.layers.paged import RowStates
@@ -91,14 +91,9 @@ class Mamba2(Layer):
         return self.out_proj(mixed_BSF.flatten(0, 1))
 
     def _weights(self) -> _Weights:
-        return _Weights(
-            as_input(self.conv1d, "weight").squeeze(1),
-            as_input(self.conv1d, "bias"),
-            as_input(self, "dt_bias"),
-            as_input(self, "A_log"),
-            as_input(self, "D"),
-            as_input(self.norm, "weight"),
-        )
+        conv, small = self.conv1d, ((self, "dt_bias"), (self, "A_log"), (self, "D"))
+        conv_C1K, *others = as_inputs((conv, "weight"), (conv, "bias"), *small, (self.norm, "weight"))
+        return _Weights(conv_C1K.squeeze(1), *others)
 
     def _mix(
         self, document_BS: Tensor | None, context: ContextRows | None, projected_BSE: Tensor, *parts: Tensor
