@@ -196,8 +196,10 @@ def _bert(shape: Any, length: int, *, on_gpu: bool) -> Any:
         spec = bert_layer_specs.get_bert_layer_with_transformer_engine_spec()
     else:
         spec = bert_layer_specs.bert_layer_local_spec
+    config = transformer_config(ROW, shape, on_gpu=on_gpu)
+    config.persist_layer_norm = False  # without apex the norm of BERT's head is torch's, which refuses it
     model = BertModel(
-        transformer_config(ROW, shape, on_gpu=on_gpu),
+        config,
         num_tokentypes=2,
         transformer_layer_spec=spec,
         vocab_size=shape.padded_vocab_size,
