@@ -208,6 +208,8 @@ def _by_transformers(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
             built = auto.from_pretrained(str(model.path), dtype=torch.float32, **more).eval()
             # Both stacks read the same tokens, as in `logits` of our stages.
             read_too = {"decoder_input_ids": tokens_BS} if built.config.is_encoder_decoder else {}
+            if built.config.model_type == "roberta":  # counts tokens but padding's, and one of these may be of its kind
+                read_too = {"position_ids": torch.arange(tokens_BS.shape[1])[None] + built.config.pad_token_id + 1}
             chooses = name.endswith("ForMultipleChoice")  # among the rows of a sample
             logits: Tensor = built(tokens_BS[None] if chooses else tokens_BS, **read_too).logits
             logits = logits.T if chooses else logits

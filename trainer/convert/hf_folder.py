@@ -309,7 +309,7 @@ def write_hf(
                 settings["model_input_names"] = ["input_ids", "attention_mask"]
             _write_json(target / SETTINGS, settings)
     # Last: a folder without it is no model.
-    _write_json(target / CONFIG, {**config, **ends, "dtype": _NAMES[dtype], "torch_dtype": _NAMES[dtype]})
+    _write_json(target / CONFIG, {**ends, **config, "dtype": _NAMES[dtype], "torch_dtype": _NAMES[dtype]})
 
 
 def _wordpiece_settings(tokenizer: TokenizerConfig) -> dict[str, Any]:

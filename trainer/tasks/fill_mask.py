@@ -1,7 +1,8 @@
 """The likeliest tokens for the masks of a text, by a model that reads both sides of a token.
 
-A text is read as samples are: [CLS], its tokens, [SEP]. Each mask is predicted from the whole text, and from the other
-masks as masks: they are not filled one after the other. Runs on all ranks of tensor and pipeline parallelism.
+A text is read as samples are: [CLS], its tokens, [SEP], or with RoBERTa's vocabulary <s>, its tokens, </s>. Each mask
+is predicted from the whole text, and from the other masks as masks: they are not filled one after the other. Runs on
+all ranks of tensor and pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mdata.tokenizers.base.tokenizer import TextRefused
 from trainer.tasks.loaded_model import Model
 
 MASK, FIRST, LAST = "[MASK]", "[CLS]", "[SEP]"
+ROBERTA = {MASK: "<mask>", FIRST: "<s>", LAST: "</s>"}
 
 
 class Candidate(NamedTuple):
@@ -51,14 +53,16 @@ def fill_masks(model: Model, prompts: Sequence[str], *, top: int = 5) -> list[Fi
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise UsageError(f"{model.name} has no tokenizer, so masks cannot be found in a text", fix="--tokenizer FOLDER")
-    ids = {name: named_id(tokenizer, name) for name in (MASK, FIRST, LAST)}
+    is_roberta = ROBERTA[MASK] in getattr(tokenizer, "special_ids", {})
+    names = ROBERTA if is_roberta else {name: name for name in ROBERTA}
+    ids = {role: named_id(tokenizer, name) for role, name in names.items()}
     rows = [_row(tokenizer, prompt, ids) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
         if ids[MASK] not in row:
             raise UsageError(
                 f"there is nothing to fill in the prompt {prompt[:80]!r}",
-                found=f"no {MASK}",
-                expected=f"a text such as 'The capital of {MASK} is Paris.'",
+                found=f"no {names[MASK]}",
+                expected=f"a text such as 'The capital of {names[MASK]} is Paris.'",
             )
     return [_filled(model, prompt, row, ids, top=top) for prompt, row in zip(prompts, rows, strict=True)]
 

@@ -1,6 +1,7 @@
-"""Bert and MegatronBert of transformers: config.json, and the names of tensors.
+"""Bert, Roberta and MegatronBert of transformers: config.json, and the names of tensors.
 
-Bert is the post-norm model, MegatronBert the pre-norm one: each place of norms has one class, and no other is written.
+Bert is the post-norm model, MegatronBert the pre-norm one: each place of norms has one class. Roberta is the post-norm
+one without pairs, under other names; its table of positions begins with rows that no text reads, written as zeros.
 Whether there is a head for pairs is said by the tensors of a folder, not by its config.json, and so is the number of
 rows of the vocabulary, which published folders have wrong. Pure.
 """
@@ -21,8 +22,9 @@ from trainer.models.gpt.huggingface import PLAIN, activation, reverse
 if TYPE_CHECKING:
     from torch import Tensor
 
-_NORMS = {"bert": "post", "megatron-bert": "pre"}
-_CLASSES = {"bert": "Bert", "megatron-bert": "MegatronBert"}
+_NORMS = {"bert": "post", "megatron-bert": "pre", "roberta": "post"}
+_CLASSES = {"bert": "Bert", "megatron-bert": "MegatronBert", "roberta": "Roberta"}
+_PADDING = 1  # Roberta's token of padding; the rows of positions up to it are no text's
 _TASKS = {"classify": "ForSequenceClassification", "choice": "ForMultipleChoice"}  # model.bert.task -> class
 _SIZES: Mapping[str, str] = {  # setting -> key of [model]
     "num_hidden_layers": "num_layers",
@@ -41,6 +43,7 @@ _MEGATRON: Json = {
     **_BERT, "vocab_size": 29056, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
     "intermediate_size": 4096,
 }  # fmt: skip
+_ROBERTA: Json = {**_BERT, "vocab_size": 50265, "pad_token_id": _PADDING}
 _ACTIVATIONS = {name: PLAIN[name] for name in ("gelu", "gelu_new", "gelu_pytorch_tanh")} | {"gelu_fast": "gelu"}
 _NAMES: Mapping[str, str] = {
     "embedding": "bert.embeddings.word_embeddings",
@@ -65,18 +68,32 @@ _NAMES: Mapping[str, str] = {
     "mlp_norm": "ln",
     "mlp_out_norm": "output.LayerNorm",
 }
+_ROBERTA_NAMES: Mapping[str, str] = {
+    "transform.dense": "lm_head.dense",
+    "transform.norm": "lm_head.layer_norm",
+    "head_bias": "lm_head",
+    "head": "lm_head.decoder",
+}
 
 
 def _keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
     neutral_values = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
     for name, neutral in neutral_values.items():
         demand(found, name, neutral, problems)
-    task = _task(found)
+    task, before = _task(found), 0
+    if kind == "roberta":
+        before = _PADDING + 1
+        demand(found, "pad_token_id", _PADDING, problems)
+        if task != "masked":
+            problems.append(
+                f"architectures = {found['architectures']!r}; of Roberta the head for masked tokens is read"
+            )
     if task == "classify" and (kind_of_loss := found.get("problem_type")) not in (None, "single_label_classification"):
         problems.append(f"problem_type = {kind_of_loss!r}; rows have one class")
     form = activation(found["hidden_act"], _ACTIVATIONS, "hidden_act", problems=problems)
     pairs = any(str(name).endswith(("ForPreTraining", "ForNextSentencePrediction")) for name in _listed(found))
     return {ours: found[name] for name, ours in _SIZES.items()} | {
+        "max_position": found["max_position_embeddings"] - before,
         "vocab_size": found["vocab_size"],
         "position": "learned",
         "norm": "layernorm",
@@ -115,11 +132,14 @@ def _settings(kind: str, keys: Json) -> dict[str, Any]:
             fix="train with model.bert.token_types=1",
         )
     task = keys.get("bert.task", "masked")
-    usual = "ForPreTraining" if keys["bert.binary_head"] else "ForMaskedLM"
+    usual = "ForPreTraining" if keys["bert.binary_head"] and kind != "roberta" else "ForMaskedLM"
     names = {str(number): label for number, label in enumerate(keys.get("bert.labels", ()))}
     labels = {"id2label": names, "label2id": {label: int(number) for number, label in names.items()}}
+    roberta = {"bos_token_id": 0, "pad_token_id": _PADDING}
+    roberta |= {"max_position_embeddings": keys["max_position"] + _PADDING + 1}
     return {name: keys[ours] for name, ours in _SIZES.items()} | {
         **(labels if task == "classify" else {}),
+        **(roberta if kind == "roberta" else {}),
         "hidden_act": reverse(_ACTIVATIONS, keys["activation"], "gelu"),
         "type_vocab_size": keys["bert.token_types"],
         "hidden_dropout_prob": 0.0,
@@ -134,7 +154,8 @@ def _fitting_type(config: RunConfig) -> str:
 
 def _seen(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> tuple[RunConfig, list[str]]:
     """The same model with what the tensors of a folder show, and notes on what its config.json says otherwise."""
-    rows = shapes.get("bert.embeddings.word_embeddings.weight", (0,))[0]
+    names = (f"{prefix}.embeddings.word_embeddings.weight" for prefix in ("bert", "roberta"))
+    rows = next((shapes[name][0] for name in names if name in shapes), 0)
     pairs = "cls.seq_relationship.weight" in shapes
     model, notes = config.model, []
     if rows and rows != model.vocab_size:
@@ -145,7 +166,7 @@ def _seen(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Run
 
 
 def _lacking(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    if not {"cls.predictions.transform.dense.weight", "classifier.weight"} & shapes.keys():
+    if not {"cls.predictions.transform.dense.weight", "lm_head.dense.weight", "classifier.weight"} & shapes.keys():
         yield "no head for masked tokens (cls.predictions), as a folder of ForPreTraining or ForMaskedLM has"
 
 
@@ -155,29 +176,37 @@ def _tensor(name: str, size: tuple[int, ...], shape: BertShape, kind: str) -> Fo
     where = "" if block is None else f"bert.encoder.layer.{block}."
     lengths, dims = dict(zip(("row", "column"), size, strict=False)), "row column" if len(size) == 2 else "row"
     theirs = f"{where}{_NAMES[part]}.{last}" if rest != "head.weight" else "cls.predictions.decoder.weight"
-    return Form(theirs, dims, dims, lengths)
+    if kind != "roberta":
+        return Form(theirs, dims, dims, lengths)
+    theirs = f"{_ROBERTA_NAMES[part]}.{last}" if part in _ROBERTA_NAMES else theirs.replace("bert.", "roberta.", 1)
+    before = _PADDING + 1
+    inside = {"row": (before, before + size[0])} if part == "positions" else {}
+    return Form(theirs, dims, dims, lengths, theirs_in=inside)
 
 
 def _is_derived(name: str, stored: Tensor, shape: BertShape) -> bool:
     """Positions are counted, and transformers ties the second name of a bias to the first."""
     if not name.endswith("position_ids"):
         return True
-    return stored.flatten().tolist() == list(range(shape.max_position))
+    return stored.flatten().tolist() == list(range(stored.numel()))
 
 
 _STORED = r"bert\.embeddings\.position_ids|cls\.predictions\.decoder\.bias"
+# Published folders of Roberta have a pooler, which masked tokens do not read; transformers leaves it out, too.
+_ROBERTA_STORED = r"roberta\.embeddings\.position_ids|lm_head\.decoder\.bias|roberta\.pooler\.dense\.(weight|bias)"
 # Names of older folders, as patterns, and those of today.
 _OLDER = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
-_OLDER |= {r"^cls\.predictions\.decoder\.bias$": "cls.predictions.bias"}
+_OLDER |= {r"^cls\.predictions\.decoder\.bias$": "cls.predictions.bias", r"^lm_head\.decoder\.bias$": "lm_head.bias"}
 HUGGING_FACE = HuggingFace(
-    architectures={kind: f"{name}ForPreTraining" for kind, name in _CLASSES.items()},
-    defaults={"bert": _BERT, "megatron-bert": _MEGATRON},
+    architectures={kind: f"{name}ForPreTraining" for kind, name in _CLASSES.items()}
+    | {"roberta": "RobertaForMaskedLM"},
+    defaults={"bert": _BERT, "megatron-bert": _MEGATRON, "roberta": _ROBERTA},
     zeros=("type_vocab_size",),
     fitting_type=_fitting_type,
     keys=_keys,
     settings=_settings,
     tensor=_tensor,
-    buffers=dict.fromkeys(_CLASSES, _STORED),
+    buffers=dict.fromkeys(_CLASSES, _STORED) | {"roberta": _ROBERTA_STORED},
     is_derived=_is_derived,
     auto_class=lambda config: "AutoModel" + _TASKS.get(section_of(config).task, "ForMaskedLM"),
     older_names=_OLDER,
