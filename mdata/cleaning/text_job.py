@@ -32,6 +32,7 @@ import orjson
 import zstandard
 from blake3 import blake3
 
+from mdata.dedup.plan import read_facts
 from mdata.dedup.row_set import CHUNK, ReadFile, footer_hash, path_of, write_row_set
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
@@ -579,7 +580,7 @@ class _TextJob:
         """The report, if the result is there already; refuses one of another job."""
         if not self.report.exists():
             return None
-        facts: dict[str, Any] = json.loads(self.report.read_bytes())
+        facts = read_facts(self.report)
         found = facts.get("made_of", {})
         if differing := [name for name in {**self.made_of, **found} if found.get(name) != self.made_of.get(name)]:
             raise UsageError(
@@ -610,7 +611,7 @@ class _TextJob:
         """The state of an interrupted run of this job; a new one otherwise."""
         path = self.scratch / "state.json"
         if path.exists():
-            record = json.loads(path.read_bytes())
+            record = read_facts(path)
             if record.pop("made_of") == self.made_of:
                 self.progress.note("continuing an interrupted run")
                 record["files"] = [ReadFile(**file) for file in record["files"]]

@@ -174,12 +174,14 @@ class EarlierResult:
     Attributes:
         fingerprint: of all that they say. rows: of all its files, which are (path, rows).
         runs: path, the number of the first row of its part, and the counts of its hashes and bands.
+        repair: what to do if one of them is damaged.
     """
 
     fingerprint: str
     rows: int
     files: tuple[tuple[str, int], ...]
     runs: tuple[tuple[Path, int, tuple[int, ...]], ...]
+    repair: str
 
     @classmethod
     def load(cls, folder: Path, options: DedupOptions) -> EarlierResult:
@@ -189,7 +191,8 @@ class EarlierResult:
             UsageError: it has none, or those of other options. DamageError: they are not whole.
         """
         path = folder / SIGNATURES / SIGNED
-        facts = read_facts(path) if path.exists() else {}
+        repair = f"make {folder} again, or name its texts"
+        facts = read_facts(path, repair) if path.exists() else {}
         if not facts or facts["job"] != finished_job(folder):
             fix = "make it with --keep-signatures, or name its texts"
             raise UsageError(f"{folder} is a result of mdata dedup without signatures", expected=str(path), fix=fix)
@@ -209,10 +212,9 @@ class EarlierResult:
         for run, _, counts in runs:
             size, whole = run.stat().st_size if run.exists() else 0, 24 * counts[0] + 16 * sum(counts[1:])
             if size != whole:
-                fix = f"make {folder} again, or name its texts"
-                raise DamageError(f"{run} is torn", found=f"{size} bytes", expected=f"{whole} bytes", fix=fix)
+                raise DamageError(f"{run} is torn", found=f"{size} bytes", expected=f"{whole} bytes", fix=repair)
         fingerprint = blake3(path.read_bytes()).hexdigest(length=16)
-        return cls(fingerprint, facts["rows"], tuple((name, rows) for name, rows in facts["files"]), runs)
+        return cls(fingerprint, facts["rows"], tuple((name, rows) for name, rows in facts["files"]), runs, repair)
 
 
 class DedupJob:
@@ -283,7 +285,7 @@ class DedupJob:
         path = self.folder / FACTS
         if not path.exists():
             return False
-        made_of, asked = json.loads(path.read_bytes()).get("made_of", {}), json.loads(json.dumps(self.identity))
+        made_of, asked = read_facts(path).get("made_of", {}), json.loads(json.dumps(self.identity))
         if differing := [name for name, value in asked.items() if made_of.get(name) != value]:
             raise UsageError(
                 f"{self.folder} holds the result of other input or options",
@@ -361,19 +363,18 @@ def finished_job(folder: Path) -> str | None:
     return job if isinstance(job, str) else None
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """The object that a done-file holds.
+def read_facts(path: Path, repair: str = "remove it, and run the same command again") -> dict[str, Any]:
+    """The object that a done-file or a report holds; `repair` says what to do if it is damaged.
 
     Raises:
         DamageError: it holds none.
     """
     try:
         facts = json.loads(path.read_bytes())
+        if not isinstance(facts, dict):
+            raise ValueError(f"no object, but {str(facts)[:80]!r}")
     except ValueError as error:
-        raise DamageError(
-            f"{path} is damaged", found=str(error), fix="remove it, and run the same command again"
-        ) from error
-    assert isinstance(facts, dict), "done-files are objects"
+        raise DamageError(f"{path} is damaged", found=str(error), fix=repair) from error
     return facts
 
 

@@ -104,7 +104,7 @@ class RowSet:
             files = tuple(ReadFile(**file) for file in facts["files"])
             chunk_bytes = int(facts["chunk_bytes"])
         except (ValueError, KeyError, TypeError) as error:
-            raise DamageError(f"{path} is not readable", found=str(error)[:200]) from error
+            raise DamageError(f"{path} is damaged", found=str(error)[:200], fix=f"make {folder} again") from error
         sizes = [-(-file.rows // 8) for file in files]
         if len(bits) != sum(sizes):
             damaged = path.with_name(BITS)

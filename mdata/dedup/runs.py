@@ -24,17 +24,21 @@ Records = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Run:
-    """Sorted records of a file: the byte of the first, how many, and what is added to their numbers."""
+    """Sorted records of a file: the byte of the first, how many, and what is added to their numbers.
+
+    `repair` says what to do if the file is damaged; None: its job's folder in `.work` is made again.
+    """
 
     path: Path
     offset: int
     count: int
     added: int = 0
+    repair: str | None = None
 
 
 @contextmanager
-def damage_named(runs: Sequence[Run]) -> Iterator[None]:
-    """Say which files cannot be what was written.
+def damage_named(runs: Sequence[Run], words: int) -> Iterator[None]:
+    """Say which file cannot be what was written.
 
     Raises:
         DamageError: a file is shorter than it was, or not sorted.
@@ -42,12 +46,25 @@ def damage_named(runs: Sequence[Run]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        names = sorted({str(run.path) for run in runs})
-        raise DamageError(
-            f"{names[0]}{f' or one of {len(names) - 1} more' if len(names) > 1 else ''} is damaged",
-            found=str(error),
-            fix=f"remove {runs[0].path.parent.parent}, and run the same command again",
-        ) from error
+        # A merge does not tell whose records they are, so all runs are read again, one by one.
+        run, found = next(((run, found) for run in runs if (found := _damage(run, words))), (runs[0], str(error)))
+        fix = run.repair or f"remove {run.path.parent.parent}, and run the same command again"
+        raise DamageError(f"{run.path} is damaged", found=found, fix=fix) from error
+
+
+def _damage(run: Run, words: int) -> str | None:
+    """What is wrong with a run; None: nothing."""
+    with _opened(run.path) as file:
+        size, end = os.fstat(file).st_size, run.offset + 8 * words * run.count
+        if size < end:
+            return f"{size} bytes instead of {end} or more"
+        merger = _core.RunMerger([(file, run.offset, run.count, 0)], words, 1 << 20)
+        try:
+            while len(merger.records(SORTED_RECORDS // 8)):
+                pass
+        except ValueError:
+            return "records that are not sorted"
+    return None
 
 
 class Merger:
@@ -57,17 +74,17 @@ class Merger:
         DamageError: in both calls, see `damage_named`.
     """
 
-    def __init__(self, merger: _core.RunMerger, runs: Sequence[Run]) -> None:
-        self._merger, self._runs = merger, runs
+    def __init__(self, merger: _core.RunMerger, runs: Sequence[Run], words: int) -> None:
+        self._merger, self._runs, self._words = merger, runs, words
 
     def records(self, limit: int) -> Records:
         """The next records; none at the end."""
-        with damage_named(self._runs):
+        with damage_named(self._runs, self._words):
             return self._merger.records(limit)
 
     def edges(self, limit: int, *, chain: bool) -> Records:
         """The next pairs of documents with equal keys; none at the end."""
-        with damage_named(self._runs):
+        with damage_named(self._runs, self._words):
             return self._merger.edges(limit, chain)
 
 
@@ -88,11 +105,11 @@ def merged(runs: Sequence[Run], words: int, *, scratch: Path, low: int = 0, high
                 write_merged(group, words, path, low=low, high=high) for group, path in zip(groups, paths, strict=True)
             ]
         files = {path: stack.enter_context(_opened(path)) for path in {run.path for run in runs}}
-        with damage_named(runs):
+        with damage_named(runs, words):
             slices = [_slice(files[run.path], run, words, low=low, high=high) for run in runs]
             slices = [one for one in slices if one[2]]
             merger = _core.RunMerger(slices, words, min(BUFFERS_BYTES // max(1, len(slices)), 1 << 20))
-        yield Merger(merger, runs)
+        yield Merger(merger, runs, words)
 
 
 def _slice(file: int, run: Run, words: int, *, low: int, high: int) -> tuple[int, int, int, int]:

@@ -132,7 +132,8 @@ def runs_of_earlier(job: DedupJob, section: int) -> list[Run]:
     """The same of earlier results."""
     runs, before = list[Run](), 0
     for result in job.earlier:
-        runs += [_section(path, counts, section, added=before + base) for path, base, counts in result.runs]
+        for path, base, counts in result.runs:
+            runs.append(replace(_section(path, counts, section, added=before + base), repair=result.repair))
         before += result.rows
     return runs
 

@@ -27,7 +27,7 @@ from mdata.cleaning.rules import GopherRules, LengthRules
 from mdata.cleaning.steps import Cleaner, CleanRules
 from mdata.cleaning.text_job import TextJobOptions
 from mdata.dedup.row_set import RowSet
-from mdata.errors import BadInputError, ResourceError, UsageError
+from mdata.errors import BadInputError, DamageError, ResourceError, UsageError
 from mdata.preprocessing.preprocess_options import PreprocessOptions
 from mdata.preprocessing.run import preprocess
 from tests.helpers.failures import durable_calls
@@ -166,6 +166,25 @@ def _same(one: Path, other: Path) -> bool:
     if one.name == "dedup.json":
         return json.loads(one.read_bytes())["files"] == json.loads(other.read_bytes())["files"]
     return one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["clean.report", ".work/state.json"])
+@pytest.mark.parametrize("data", ["", '{"made_of": {', "[]"])
+def test_a_damaged_record_of_a_run_is_named_and_can_be_removed(tmp_path, small_chunks, monkeypatch, name, data):
+    source = write(tmp_path / "a.jsonl", texts(60))
+    with durable_calls(monkeypatch) as calls:
+        run(source, tmp_path / "whole")
+    output = tmp_path / "out"
+    with durable_calls(monkeypatch, len(calls.seen) - 5), pytest.raises(ResourceError):
+        run(source, output)
+    path = output / name
+    assert path.exists() or name == "clean.report"
+    path.write_text(data)
+    with pytest.raises(DamageError, match=rf"(?s){name} is damaged.*remove it, and run the same command again"):
+        run(source, output)
+    path.unlink()
+    run(source, output)
+    assert content(output) == content(tmp_path / "whole")
 
 
 KILLED = """

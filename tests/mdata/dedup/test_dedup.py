@@ -234,10 +234,17 @@ def test_signatures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         dedup(dataclasses.replace(later, verify=0.7))
     with pytest.raises(UsageError, match="substring makes no signatures"):
         dataclasses.replace(kept, substring=100)
-    run = next(old.glob("signatures/*/*/*.run"))
-    run.write_bytes(run.read_bytes()[:-1])
-    with pytest.raises(DamageError, match=r"00000\.run is torn"):
-        dedup(dataclasses.replace(later, output=tmp_path / "other"))
+    run, facts = next(old.glob("signatures/*/*/*.run")), old / "signatures/signatures.json"
+    whole, later = run.read_bytes(), dataclasses.replace(later, output=tmp_path / "other")
+    fix = r"make .*old again, or name its texts"
+    for data, found in ((whole[:-1], "torn"), (bytes(reversed(whole)), "damaged\n  found: records that are")):
+        run.write_bytes(data)
+        with pytest.raises(DamageError, match=rf"(?s)00000\.run is {found}.*{fix}"):
+            dedup(later)
+    run.write_bytes(whole)
+    facts.write_bytes(facts.read_bytes()[:-1])
+    with pytest.raises(DamageError, match=rf"(?s)signatures\.json is damaged.*{fix}"):
+        dedup(later)
 
 
 def test_signatures_are_kept_wherever_the_group_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -708,8 +715,10 @@ def test_files_that_dedup_did_not_read_are_refused(tmp_path: Path) -> None:
 
 def test_damaged_results_are_refused(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.jsonl", ["a b", "a b", "c d"])
-    dedup(DedupOptions(input=path, output=tmp_path / "out", **SHAPE))
+    options = DedupOptions(input=path, output=tmp_path / "out", **SHAPE)
+    dedup(options)
     bits, facts = (tmp_path / "out" / name for name in (BITS, FACTS))
+    whole = facts.read_bytes()
     for damage, match in ((b"", "another size"), (b"\x07", "is damaged")):
         before = bits.read_bytes()
         bits.write_bytes(damage)
@@ -717,5 +726,10 @@ def test_damaged_results_are_refused(tmp_path: Path) -> None:
             RowSet.open(tmp_path / "out")
         bits.write_bytes(before)
     facts.write_text("{")
-    with pytest.raises(DamageError, match="not readable"):
+    with pytest.raises(DamageError, match=r"(?s)dedup\.json is damaged.*make .*out again"):
         RowSet.open(tmp_path / "out")
+    with pytest.raises(DamageError, match=r"(?s)dedup\.json is damaged.*remove it, and run the same command again"):
+        dedup(options)
+    facts.unlink()
+    dedup(options)
+    assert facts.read_bytes() == whole

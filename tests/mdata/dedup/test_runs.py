@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,11 +71,15 @@ def test_torn_runs_are_refused_by_name(tmp_path: Path) -> None:
     check_size(path, 16 * 99)
     whole = path.read_bytes()
     path.write_bytes(whole[:800] + bytes(160) + whole[960:])  # a block that never reached the disk
-    unsorted = pytest.raises(DamageError, match=r"00000\.run is damaged\n  found: run 0 is not sorted")
-    with unsorted, merged([run], 2, scratch=tmp_path / "x") as merger:
-        merger.edges(1000, chain=False)
+    sound = _written(tmp_path / "sign" / "00001.run", [(7, 7)], 2)
+    for damaged, fix in ((run, f"remove {tmp_path}, and run the same"), (replace(run, repair="make it"), "make it")):
+        unsorted = pytest.raises(DamageError, match=r"00000\.run is damaged\n  found: records that are not sorted")
+        with unsorted as error, merged([sound, damaged], 2, scratch=tmp_path / "x") as merger:
+            merger.edges(1000, chain=False)
+        assert f"try: {fix}" in str(error.value)
     path.write_bytes(whole[:-8])
-    with pytest.raises(DamageError, match="ends too early"), merged([run], 2, scratch=tmp_path / "x") as merger:
+    too_short = r"00000\.run is damaged\n  found: 1576 bytes instead of 1584 or more"
+    with pytest.raises(DamageError, match=too_short), merged([run], 2, scratch=tmp_path / "x") as merger:
         merger.records(1000)
     with pytest.raises(DamageError, match=r"00000\.run is torn\n  found: 1576 bytes\n  expected: 1584 bytes"):
         check_size(path, 16 * 99)
