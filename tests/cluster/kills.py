@@ -1,14 +1,17 @@
 """Jobs in parts on real engines, with seeded kills of tasks, workers and the launcher; as tests and as a program:
 
-    python -m tests.cluster.kills --engine slurm --mb 2000 --parts 64 --kills 20 [--seed 1] [--folder /dev/shm]
+    python -m tests.cluster.kills --engine slurm --mb 2000 --parts 64 --kills 20 [--command clean] [--folder /dev/shm]
 
-A job is launched again and again until it is merged, while its processes are killed at random moments. Then the corpus
-by reference must have the documents of a single run in order, and the copy must have the same files; so must dedup.
+A job is launched again and again until all of it is done, while its processes are killed at random moments. Then its
+files must be those of a single run: of preprocess the corpus by reference and the copy, of dedup all files, and of
+clean, extract and decontaminate the texts of all parts one after the other, and the counts of their reports.
 """
 
 from __future__ import annotations
 
 import argparse
+import bz2
+import gzip
 import json
 import os
 import random
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -26,6 +30,7 @@ from pathlib import Path
 import mdata
 from mdata.launching.job_folder import Job, load_job, read_state
 from tests.helpers.house_rules import ROOT
+from tests.helpers.pages import DUMP_END, DUMP_HEAD, answer, html, sentences, warc_record, wiki_page
 from tests.helpers.ray_cluster import ray_cluster
 from tests.helpers.slurm import slurm
 
@@ -63,8 +68,6 @@ def engine(name: str, folder: Path, stack: ExitStack) -> Engine:
 
 def write_mix(folder: Path, num_bytes: int) -> None:
     """Plain, packed and parquet text of about so many bytes."""
-    import gzip
-
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -87,6 +90,34 @@ def write_mix(folder: Path, num_bytes: int) -> None:
     with pq.ParquetWriter(folder / "f.parquet", pa.schema([("text", pa.string())])) as writer:
         for number in range(max(1, num_bytes * 2 // 10 // size)):
             writer.write_table(pa.table({"text": [f"{number} {text}" for text in block]}))
+
+
+def write_mix_and_items(folder: Path, num_bytes: int) -> None:
+    """The same, and beside the folder test items that are in it."""
+    write_mix(folder, num_bytes)
+    with (folder / "a.jsonl").open() as lines:
+        texts = [json.loads(next(lines))["text"].split()[1:31] for _ in range(100)]
+    items = "".join(json.dumps({"text": " ".join(words)}) + "\n" for words in texts if len(words) == 30)
+    (folder.parent / "items.jsonl").write_text(items)
+
+
+def write_pages(folder: Path, num_bytes: int) -> None:
+    """Packed WARC files and a packed dump of MediaWiki, of about so many unpacked bytes."""
+    folder.mkdir(parents=True)
+    draw = random.Random(7)
+    texts = [sentences(draw, 60) for _ in range(100)]
+    count = max(1, num_bytes // 5 // sum(map(len, texts)))
+    for name in "abcd":
+        with (folder / f"{name}.warc.gz").open("wb") as packed:
+            for number in range(count):
+                for text in texts:
+                    record = warc_record(answer(html(f"{number} {text}")), number=number)
+                    packed.write(gzip.compress(record, compresslevel=1))
+    with bz2.open(folder / "e.xml.bz2", "wb", compresslevel=1) as dump:
+        dump.write(DUMP_HEAD)
+        for number in range(count):
+            dump.write(b"".join(wiki_page(f"P {number}", text, number=number) for text in texts))
+        dump.write(DUMP_END)
 
 
 def survive(
@@ -128,9 +159,8 @@ def preprocess(out: str) -> list[str]:
     return ["preprocess", "--input", "in", "--output-prefix", out, "--tokenizer-type", "ByteTokenizer", "--append-eod"]
 
 
-def dedup(out: str) -> list[str]:
-    """The command that finds repeats, all stages."""
-    return ["dedup", "--input", "in", "--output", out, "--verify", "0.7"]
+def _on_texts(*words: str) -> Callable[[str], list[str]]:
+    return lambda out: [words[0], "--input", "in", "--output", out, *words[1:]]
 
 
 def _kill(launcher: subprocess.Popen[bytes], prefix: Path, draw: random.Random) -> int:
@@ -185,11 +215,55 @@ def check(folder: Path, out: str) -> None:
     assert whole.id == mdata.open_corpus(folder / f"{out}_text_document.json").id
 
 
+def check_texts(folder: Path, out: str) -> None:
+    """The texts of one run in the order of the parts, its counts, and nothing that work in progress leaves."""
+    one, parts = (sorted((folder / name).glob("**/*.jsonl")) for name in ("one", out))
+    assert b"".join(path.read_bytes() for path in one) == b"".join(path.read_bytes() for path in parts) != b""
+    (whole,) = (folder / "one").glob("*.report")
+    reports = sorted((folder / out).glob(f"part-*/{whole.name}"))
+    counts = [_counts(path) for path in (whole, *reports)]
+    assert counts[0] == sum(counts[1:], Counter())
+    joined = folder / out / whole.name
+    assert not joined.exists() or json.loads(joined.read_text())["result"] == json.loads(whole.read_text())["result"]
+    left = {path for path in (folder / out).glob("**/*") if path.is_file()}
+    assert left - {*parts, *reports, joined} == set()
+
+
+def _counts(report: Path) -> Counter[str]:
+    """How many rows came, stayed and fell, and why."""
+    result = json.loads(report.read_text())["result"]
+    return Counter({name: result[name] for name in ("rows", "kept", "changed", "bad", "filtered")} | result["removed"])
+
+
 def check_dedup(folder: Path, out: str) -> None:
     """The files of one run alone, and nothing else."""
     made = [{path.name: path.read_bytes() for path in (folder / name).iterdir()} for name in ("one", out)]
     assert made[0].keys() == made[1].keys() - {".lock"}
     assert all(made[1][name] == data for name, data in made[0].items())
+
+
+@dataclass(frozen=True)
+class Work:
+    """A command that is run in parts.
+
+    Attributes:
+        words: of the command line, by the name of the output.
+        check: compares that output with `one`, of a run alone, in a folder.
+        write: makes the folder of inputs, of about so many bytes.
+    """
+
+    words: Callable[[str], list[str]]
+    check: Callable[[Path, str], None]
+    write: Callable[[Path, int], None] = write_mix
+
+
+WORK = {
+    "preprocess": Work(preprocess, check),
+    "dedup": Work(_on_texts("dedup", "--verify", "0.7"), check_dedup),
+    "clean": Work(_on_texts("clean", "--steps", "fix", "length", "collapse", "--length-min-words", "50"), check_texts),
+    "extract": Work(_on_texts("extract"), check_texts, write_pages),
+    "decontaminate": Work(_on_texts("decontaminate", "--against", "items.jsonl"), check_texts, write_mix_and_items),
+}
 
 
 def _mdata(words: list[str], folder: Path) -> None:
@@ -212,22 +286,24 @@ def run(
     kills: int,
     seed: int,
     within_s: float,
-    words: Callable[[str], list[str]] = preprocess,
+    command: str = "preprocess",
 ) -> str:
     """One job on one engine from beginning to end; what happened, as text."""
-    write_mix(folder / "in", num_bytes)
+    work = WORK[command]
+    work.write(folder / "in", num_bytes)
     begun = time.monotonic()
-    _mdata(words("one"), folder)
+    _mdata(work.words("one"), folder)
     alone_s, begun = time.monotonic() - begun, time.monotonic()
     with ExitStack() as stack:
         one = engine(name, folder, stack)
         draw = random.Random(f"{seed} {name}")
         launches, killed = survive(
-            one, folder, parts=parts, kills=kills, draw=draw, within_s=within_s, out=f"{name}-out", words=words
+            one, folder, parts=parts, kills=kills, draw=draw, within_s=within_s, out=f"{name}-out", words=work.words
         )
     took_s = time.monotonic() - begun
-    (check if words is preprocess else check_dedup)(folder, f"{name}-out")
-    return f"{name}: {parts} parts, {killed} kills, {launches} launches, {took_s:.0f} s (one run alone {alone_s:.0f} s)"
+    work.check(folder, f"{name}-out")
+    happened = f"{parts} parts, {killed} kills, {launches} launches, {took_s:.0f} s (one run alone {alone_s:.0f} s)"
+    return f"{command}, {name}: {happened}"
 
 
 def main() -> int:
@@ -237,7 +313,7 @@ def main() -> int:
     parser.add_argument("--mb", type=int, default=2000)
     parser.add_argument("--parts", type=int, default=64)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--command", choices=("preprocess", "dedup"), default="preprocess")
+    parser.add_argument("--command", choices=tuple(WORK), default="preprocess")
     parser.add_argument("--within", type=float, default=1.2, help="seconds from one kill to the next, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where the files go; default: the system's")
@@ -253,7 +329,7 @@ def main() -> int:
             kills=kills,
             seed=arguments.seed,
             within_s=arguments.within,
-            words=dedup if arguments.command == "dedup" else preprocess,
+            command=arguments.command,
         )
     )
     shutil.rmtree(folder)
