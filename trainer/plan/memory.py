@@ -180,8 +180,14 @@ def element_bytes(precision: PrecisionSection) -> tuple[int, int]:
 def float8_bytes(precision: PrecisionSection, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
     """Bytes of the FP8 weights that a rank keeps during a step: each, and its transpose."""
     num_layers = plan.shape.num_layers
-    matrices = sum(spec.numel for spec in table if spec.name.startswith("blocks.") and len(spec.shape) == 2)
+    matrices = sum(spec.numel for spec in table if _is_in_float8(spec))
     return 2 * matrices * len(precision.float8_blocks(num_layers)) // num_layers
+
+
+def _is_in_float8(spec: ParamSpec) -> bool:
+    """Whether a parameter is the matrix of a linear layer of a block; routers and gates compute in fp32."""
+    routes = spec.name.endswith((".router.weight", ".shared_gate.weight"))
+    return spec.name.startswith("blocks.") and len(spec.shape) == 2 and not routes
 
 
 def symmetric_bytes(config: RunConfig, plan: Plan) -> int:

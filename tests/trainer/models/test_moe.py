@@ -510,10 +510,10 @@ def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):
     assert result.matched.collectives and result.num_runs < ranks
 
 
-@pytest.mark.parametrize("shared", [None, 64])
-def test_what_experts_keep_under_fp8_is_what_a_plan_says(shared):
+@pytest.mark.parametrize(("shared", "gate"), [(None, False), (64, False), (64, True)])
+def test_what_experts_keep_under_fp8_is_what_a_plan_says(shared, gate):
     """What FP8 adds is the linear layers' rounded weights: experts keep their inputs as they are."""
-    moe = replace(SIMPLE, shared_ffn_hidden_size=shared)
+    moe = replace(SIMPLE, num_experts=32, shared_ffn_hidden_size=shared, shared_gate=gate)
     held, told = [], []
     for fp8 in ("delayed", "none"):
         config = _in_fp8(moe)
@@ -524,7 +524,7 @@ def test_what_experts_keep_under_fp8_is_what_a_plan_says(shared):
         )
         held.append(run_ranks(kept_bytes, 1, config)[0])
         told.append(4 * block)
-    table = [spec for spec in family_of(config).parameters(shape, Place()) if "router" not in spec.name]
+    table = family_of(config).parameters(shape, Place())
     weights = float8_bytes(_in_fp8(moe).precision, make_plan(config, 1, facts=None), table=table)
     assert held[0] - held[1] - weights == pytest.approx(told[0] - told[1], abs=200)  # of scales
 
