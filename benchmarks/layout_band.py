@@ -39,7 +39,6 @@ BATCH, STEPS = 16, 200
 LOAD_STEPS = 50  # the last ones, in which the load of experts is measured
 QUARTER = f"train.micro_batch={BATCH // 4}"
 BAND = ("1 x B", "B/4 x 4")
-OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # of symmetric memory, for ranks on one GPU
 ROWS: dict[str, tuple[int, list[str]]] = {
     "1 x B": (1, [f"train.micro_batch={BATCH}"]),
     "B/4 x 4": (1, [QUARTER]),
@@ -52,15 +51,6 @@ ROWS: dict[str, tuple[int, list[str]]] = {
     ),
     "tp 2": (2, ["mesh.tp=2", f"train.micro_batch={BATCH}"]),
     "tp 2, sequence parallel": (2, ["mesh.tp=2", "mesh.sequence_parallel=true", f"train.micro_batch={BATCH}"]),
-    "tp 2, symmetric memory": (
-        2,
-        [
-            "mesh.tp=2",
-            "mesh.sequence_parallel=true",
-            "kernels.tensor_parallel=symmetric_memory",
-            f"train.micro_batch={BATCH}",
-        ],
-    ),
     "dp 2": (2, [f"train.micro_batch={BATCH // 2}"]),
     "dp 2, gradients": (2, ["optimizer.sharding=gradients", f"train.micro_batch={BATCH // 4}"]),
     "dp 2, parameters": (2, ["optimizer.sharding=parameters", f"train.micro_batch={BATCH // 4}"]),
@@ -175,7 +165,7 @@ def started(command: list[str], *, ranks: int) -> tuple[int, str]:
 
 def started_beside(command: list[str], *, ranks: int) -> tuple[int, str]:
     """The same, where all ranks see the first GPU only."""
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "0", "NCCL_MULTI_RANK_GPU_ENABLE": "1", OVERLAPPING: "1"}
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "0", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     place = {"SLURM_NTASKS": str(ranks), "SLURM_STEP_TASKS_PER_NODE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     places = [place | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)]
     running = [

@@ -38,7 +38,7 @@ def test_a_step_of_deepseek_v3_is_rehearsed_at_2048_ranks(tmp_path: Path, capsys
 
 
 FP8 = ["precision.fp8=delayed", "precision.dtype=bf16", "model.hidden_size=64"]
-TP = ["mesh.tp=2", "mesh.sequence_parallel=true", "kernels.tensor_parallel=symmetric_memory"]
+TP = ["mesh.tp=2", "mesh.sequence_parallel=true"]
 
 
 @pytest.mark.parametrize(

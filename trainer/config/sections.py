@@ -442,9 +442,7 @@ class KernelsSection:
         "auto"  # scan, convolution and norm of Mamba-2 mixers; auto: on a GPU mtrain's Triton kernels or mamba-ssm's
     )
     weight_gradient: Literal["auto", "apex"] = "auto"  # products that are added to the main gradients
-    tensor_parallel: Literal["auto", "symmetric_memory"] = (
-        "auto"  # symmetric_memory: overlap the communication of sequence parallelism with products, within a host
-    )
+    tensor_parallel: Literal["auto"] = "auto"  # no other value: "symmetric_memory" was slower and is gone
     cuda_graphs: Literal["auto", "off", "on"] = (
         "auto"  # on: launch passes of stages and the update as CUDA graphs, so that GPUs do not wait for the host
     )

@@ -26,7 +26,6 @@ from trainer.parallel.collectives import (
     start_all_reduce_,
     start_reduce_scatter,
 )
-from trainer.parallel.symmetric_products import JoinedProducts
 
 
 class MainGradients:
@@ -111,15 +110,10 @@ class Parallel:
 
     Between the parallel linears a rank holds all N tokens, or N / tp of them under sequence parallelism, which divides
     dim 0 (Korthikanti et al. 2022, "Reducing Activation Recomputation").
-
-    Attributes:
-        products: what gathers and reduces tokens beside the products of linear layers; None: collectives before and
-            after them. Under sequence parallelism only.
     """
 
     def __init__(self, tp: Group, *, sequence_parallel: bool) -> None:
         self.tp, self.sequence_parallel = tp, sequence_parallel
-        self.products: JoinedProducts | None = None
 
     def gather(self, x_ND: Tensor) -> Tensor:
         """All tokens, from what this rank holds."""
@@ -140,27 +134,18 @@ class Parallel:
 
     def gather_linear(self, x_NI: Tensor, weight_OI: Tensor, *, bias_O: Tensor | None) -> Tensor:
         """x W^T + b of all tokens: [N all tokens, O]."""
-        if self.products is None:
-            return F.linear(self.gather(x_NI), weight_OI, bias_O)
-        _, y_NO = self.products.gather_product(x_NI, weight_OI.t())
-        return y_NO if bias_O is None else y_NO.add_(bias_O)
+        return F.linear(self.gather(x_NI), weight_OI, bias_O)
 
     def linear_reduce(self, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         """The sum of all ranks' x W^T, for the tokens that this rank holds."""
-        if self.products is None:
-            return self.reduce(F.linear(x_NI, weight_OI))
-        return self.products.product_reduce(x_NI, weight_OI.t())
+        return self.reduce(F.linear(x_NI, weight_OI))
 
     def start_product_reduce(self, dy_NO: Tensor, weight_OI: Tensor) -> Pending:
         """The sum of all ranks' dy W, for the tokens that this rank holds, going on beside what is computed next."""
-        if self.products is None:
-            return self.start_reduce(dy_NO @ weight_OI)
-        return Pending(self.products.product_reduce(dy_NO, weight_OI))
+        return self.start_reduce(dy_NO @ weight_OI)
 
     def start_gather_product(self, dy_NO: Tensor, weight_OI: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         """Begin to gather dy; what is given waits for it, and gives dy of all tokens and dy W."""
-        if (products := self.products) is not None:
-            return lambda: products.gather_product(dy_NO, weight_OI)
         gathered = self.start_gather(dy_NO)
         return lambda: (gathered.wait(), gathered.result @ weight_OI)
 

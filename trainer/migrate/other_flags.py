@@ -220,7 +220,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         "--use-mcore-models --enable-experimental",
     ),
     (
-        'it changes speed only; its counterpart, kernels.tensor_parallel = "symmetric_memory", is set by hand',
+        "it changes speed only, and products beside copies of tokens were slower here",
         "--tp-comm-overlap --tp-comm-overlap-cfg=",
     ),
     (

@@ -725,8 +725,6 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
     sharding = config.optimizer.sharding
     if data_parallel > 1 and sharding in ("gradients", "parameters"):
         return f'optimizer.sharding="{sharding}" moves buffers during a step'
-    if config.kernels.tensor_parallel == "symmetric_memory":
-        return 'kernels.tensor_parallel="symmetric_memory" waits for other GPUs inside its kernels'
     if config.data.documents_apart or config.data.kind == "packed":
         return "the number of document bounds differs between microbatches"
     if config.data.kind == "classify":
@@ -758,8 +756,6 @@ def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             f'kernels.optimizer="apex" supports only optimizer.name="adamw", not "{config.optimizer.name}"; '
             'set kernels.optimizer="auto"'
         )
-    if kernels.tensor_parallel != "auto":
-        yield from _symmetric_problems(config.mesh, config.precision)
     if kernels.attention == "auto":
         return
     if config.mesh.cp > 1:
@@ -777,17 +773,4 @@ def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
         yield (
             f'kernels.attention="{kernels.attention}" supports only causal attention over whole rows, '
             f'which no layer has with {option}; set kernels.attention="auto"'
-        )
-
-
-def _symmetric_problems(mesh: MeshSection, precision: PrecisionSection) -> Iterator[str]:
-    if mesh.tp == 1 or not mesh.sequence_parallel:
-        yield (
-            'kernels.tensor_parallel="symmetric_memory" has no effect without sequence parallelism; '
-            'set mesh.sequence_parallel=true with mesh.tp of at least 2, or kernels.tensor_parallel="auto"'
-        )
-    if precision.fp8 != "none":
-        yield (
-            f'kernels.tensor_parallel="symmetric_memory" does not support precision.fp8="{precision.fp8}"; '
-            'set kernels.tensor_parallel="auto"'
         )

@@ -11,7 +11,7 @@ import dataclasses
 import importlib.util
 from typing import Literal
 
-from trainer.config.sections import KernelsSection, MeshSection, PrecisionSection, RunConfig
+from trainer.config.sections import KernelsSection, PrecisionSection, RunConfig
 from trainer.kernels.scores import WIDEST_CUDNN_HEAD, ScoreShape
 from trainer.models.family import family_of
 from trainer.plan.check import why_not_recorded
@@ -93,7 +93,7 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
     attention = [_named_attention(choice, config.kernels, device) for choice in attention]
     linear = (
         *linear_choices(config.precision, config.kernels, device),
-        *tensor_parallel_choices(config.mesh, config.kernels, plan=plan, device=device),
+        *tensor_parallel_choices(plan, device=device),
     )
     if config.model.moe is not None and config.precision.fp8 != "none":
         linear = (Choice(EXPERTS, PRODUCT, f"in {dtype}: only linear layers are computed in FP8"), *linear)
@@ -149,23 +149,11 @@ def scan_choice(kernels: KernelsSection, device: Device, *, dtype: str) -> Choic
     return Choice(SCAN, TRITON_SCAN, "compared with the plain one when a run starts", others)
 
 
-def tensor_parallel_choices(
-    mesh: MeshSection, kernels: KernelsSection, *, plan: Plan, device: Device
-) -> tuple[Choice, ...]:
+def tensor_parallel_choices(plan: Plan, *, device: Device) -> tuple[Choice, ...]:
     """What moves tokens between tensor-parallel ranks."""
     if plan.tp == 1:
         return ()
-    library, symmetric = "NCCL" if device == "gpu" else "gloo", "symmetric memory"
-    if (name := kernels.tensor_parallel) != "auto":
-        reason = f'kernels.tensor_parallel="{name}"'
-        reason += "; refused on a CPU" if device == "cpu" else "; compared with collectives when a run starts"
-        return (Choice(TENSOR_PARALLEL, symmetric, reason, ((library, "another one is named"),)),)
-    why = "used on GPUs only"
-    if device == "gpu" and mesh.sequence_parallel:
-        why = "not measured yet; kernels.tensor_parallel can name it"
-    elif device == "gpu":
-        why = "used with mesh.sequence_parallel only"
-    return (Choice(TENSOR_PARALLEL, library, "beside products of weights' gradients", ((symmetric, why),)),)
+    return (Choice(TENSOR_PARALLEL, "NCCL" if device == "gpu" else "gloo", "beside products of weights' gradients"),)
 
 
 def launch_choice(config: RunConfig, plan: Plan, *, device: Device) -> Choice:

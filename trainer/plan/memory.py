@@ -31,8 +31,7 @@ class RankBytes(NamedTuple):
     """The peak memory of a pipeline rank, without memory outside of tensors.
 
     Args:
-        state: weights, gradients, optimizer state, the model's buffers, whole buckets in use, FP8 weights and symmetric
-            memory of tp.
+        state: weights, gradients, optimizer state, the model's buffers, whole buckets in use and FP8 weights.
         activations: what the microbatches in progress hold for backward.
     """
 
@@ -134,12 +133,12 @@ def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> 
 
 
 def working_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
-    """Bytes beside `kept_bytes` and activations during a step: buckets in use, FP8 weights, symmetric memory of tp.
+    """Bytes beside `kept_bytes` and activations during a step: buckets in use, FP8 weights.
 
     A rank without others along data keeps whole buffers, whatever optimizer.sharding says.
     """
     buckets = in_use_bytes(config, table) if plan.cp * plan.dp > 1 else 0
-    return buckets + float8_bytes(config.precision, plan, table=table) + symmetric_bytes(config, plan)
+    return buckets + float8_bytes(config.precision, plan, table=table)
 
 
 def model_buffer_bytes(config: RunConfig, plan: Plan, rank: int) -> int:
@@ -188,13 +187,6 @@ def _is_in_float8(spec: ParamSpec) -> bool:
     """Whether a parameter is the matrix of a linear layer of a block; routers and gates compute in fp32."""
     routes = spec.name.endswith((".router.weight", ".shared_gate.weight"))
     return spec.name.startswith("blocks.") and len(spec.shape) == 2 and not routes
-
-
-def symmetric_bytes(config: RunConfig, plan: Plan) -> int:
-    """Bytes of the memory that tensor-parallel ranks share, if they do: see parallel/symmetric_products.py."""
-    tokens = plan.micro_batch * plan.sample_tokens // plan.cp
-    shared = config.kernels.tensor_parallel != "auto"
-    return shared * 2 * (tokens // plan.tp) * plan.shape.hidden_size * BYTES[config.precision.dtype]
 
 
 def activation_bytes(config: RunConfig, plan: Plan) -> int:

@@ -43,7 +43,6 @@ from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
 from trainer.models.preferences import LOSS_NAMES
 from trainer.models.stage import NO_PAIR, BufferedStage, LossFunction, Microbatch, joined
-from trainer.models.symmetric_layers import use_symmetric_products
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
 from trainer.optim.model_buffers import STATE, ModelBuffers
@@ -133,8 +132,6 @@ class Engine:
             num_layers=plan.shape.num_layers,
             device=world.device,
         )
-        tokens = plan.micro_batch * plan.sample_tokens // plan.cp
-        use_symmetric_products(self.model, config, tp=tp, num_tokens=tokens, device=world.device, dtype=dtype)
         self.buffers = Buffers(
             self.model,
             self.layout,

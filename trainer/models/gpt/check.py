@@ -245,10 +245,7 @@ def _lora_problems(config: RunConfig) -> Iterator[str]:
     if len({*lora.targets}) < len(lora.targets) or ("gate" in lora.targets and model.activation not in GATED):
         why = f'has no gate with model.activation="{model.activation}"' if "gate" in lora.targets else "lists one twice"
         yield f"model.lora.targets={list(lora.targets)} {why}; remove it"
-    refused = (
-        ("optimizer.name", config.optimizer.name, "muon", "adamw"),
-        ("kernels.tensor_parallel", config.kernels.tensor_parallel, "symmetric_memory", "auto"),
-    )
+    refused = (("optimizer.name", config.optimizer.name, "muon", "adamw"),)
     for key, value, without, other in refused:
         if value == without:
             yield f'{key}="{value}" does not support [model.lora]; set {key}="{other}"'
