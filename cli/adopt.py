@@ -19,6 +19,7 @@ import argparse
 import mdata
 from mdata.corpus.adopt import Adopted
 from mdata.corpus.convert import convert
+from mdata.errors import counted
 from mdata.progress import Progress
 
 from .console import Console, Parser
@@ -76,7 +77,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         "dtype": made.manifest.dtype,
     }
     verb = "already exists with the same content" if made.there_before else "written"
-    counts = f"{shard.documents:,} documents, {shard.sequences:,} sequences, {shard.tokens:,} tokens"
+    documents, sequences = counted(shard.documents, "document"), counted(shard.sequences, "sequence")
+    counts = f"{documents}, {sequences}, {counted(shard.tokens, 'token')}"
     console.result(f"{made.path}: {verb}\n{counts}, {made.manifest.dtype}", facts)
 
 

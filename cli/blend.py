@@ -22,7 +22,7 @@ from mdata.blend.spec import BlendSpec, read_spec, spec_of_mapping, spec_of_spli
 from mdata.blend_planning.make_blend import save_blend
 from mdata.blend_planning.preview import BlendPreview, BlendRow
 from mdata.blend_planning.redistribute import redistribute_blend
-from mdata.errors import os_errors_named
+from mdata.errors import counted, os_errors_named
 from mdata.util.config_text import parse_json
 from mdata.util.regular_files import regular_file
 
@@ -181,13 +181,9 @@ def _with_groups(preview: BlendPreview) -> list[BlendRow]:
         elif row.group not in listed:
             listed.add(row.group)
             members = [member for member in preview.rows if member.group == row.group]
-            rows.append(replace(groups[row.group], name=f"{row.group}: {_corpora(len(members))}"))
+            rows.append(replace(groups[row.group], name=f"{row.group}: {counted(len(members), 'corpus', 'corpora')}"))
             rows += [replace(member, name=f"  {member.name}") for member in members]
     return rows
-
-
-def _corpora(count: int) -> str:
-    return "1 corpus" if count == 1 else f"{count} corpora"
 
 
 def _notes(preview: BlendPreview) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import mdata
 from mdata.corpus.documents import DocumentReader, select
+from mdata.errors import counted
 
 from .console import Console
 from .text import add_allow_outside
@@ -73,7 +74,7 @@ def _chosen(arguments: argparse.Namespace, documents: DocumentReader) -> tuple[I
 def _head(number: int, documents: DocumentReader, num_tokens: int) -> str:
     origin = documents.origin(number)
     place = f", {origin.path}:{origin.row}" if origin else ""
-    return f"==> document {number}{place}, {num_tokens:,} tokens <==\n"
+    return f"==> document {number}{place}, {counted(num_tokens, 'token')} <==\n"
 
 
 def _facts(

@@ -15,7 +15,7 @@ import argparse
 
 from mdata.cleaning.decontaminate import DecontaminateRules, decontaminate, decontaminate_work, join_parts
 from mdata.cleaning.text_job import TextJobOptions, TextWork
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 
 from .console import Console, Parser
 from .text_job_options import add_text_job, facts_of, text_job_of, text_of
@@ -73,8 +73,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     sets = result.summary.get("sets", [])
     lines = []
     for one in sets:
-        share = f"{one['found']:,} of {one['items']:,} items ({100 * one['share']:.2f} %)"
-        lines.append(f"{one['name']}: {share} in {one['rows']:,} rows")
+        share = f"{one['found']:,} of {counted(one['items'], 'item')} ({100 * one['share']:.2f} %)"
+        lines.append(f"{one['name']}: {share} in {counted(one['rows'], 'row')}")
     if rules.mode != "report":
         lines.append(text_of(result, rows_only=options.rows_only))
     console.result("\n".join(lines), facts_of(result) | {"sets": sets})

@@ -21,6 +21,7 @@ from typing import get_args
 from mdata import UsageError
 from mdata.dedup.dedup import DedupResult, dedup, run_stage
 from mdata.dedup.plan import ALL, COMPATIBLE, DedupOptions, Hash, Jaccard, Stage, parse_ngram
+from mdata.errors import counted
 from mdata.preprocessing.parts import parse_shard
 
 from .console import Console, Parser
@@ -120,8 +121,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 def _print(result: DedupResult, console: Console) -> None:
     share = 100 * result.removed / max(1, result.rows)
     text = (
-        f"{result.removed:,} of {result.rows:,} rows ({share:.2f} %) repeat earlier ones, {result.exact:,} of them "
-        f"exactly; groups: {result.clusters:,}\nexamples: mdata report {result.folder}\n"
+        f"{result.removed:,} of {counted(result.rows, 'row')} ({share:.2f} %) repeat earlier ones, {result.exact:,} of "
+        f"them exactly; groups: {result.clusters:,}\nexamples: mdata report {result.folder}\n"
         f"next: mdata preprocess --skip-rows {result.folder} ..."
     )
     facts = {name: getattr(result, name) for name in ("rows", "removed", "exact", "clusters")}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 
 from mdata.cleaning.scores import FilterRules, filter_by_scores
+from mdata.errors import counted
 
 from .console import Console, Parser
 from .scores import sentence
@@ -45,5 +46,5 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     lines = [text_of(result, rows_only=arguments.rows_only)]
     lines += [sentence(f"scores, {name}", facts[name]) for name in ("all", "kept")]
     if without_row := facts["without_row"] if arguments.shard is None else 0:
-        lines.append(f"{without_row:,} lines of {arguments.by} have the id of no row")
+        lines.append(f"{counted(without_row, 'line')} of {arguments.by} with an id that no row has")
     console.result("\n".join(lines), {**facts_of(result), "scores": facts})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mdata import UsageError
+from mdata.errors import counted
 from mdata.sources.labelled import NUM_CHOICES, TASKS, LabelledFile, Task, labels_in, read_labelled, sources_in
 
 from .console import Console, Parser
@@ -152,7 +153,7 @@ def prepare(arguments: argparse.Namespace, model: ModelFolder, folder: Path, con
         write_labelled(sets, tokenizer, task=task, overwrite=arguments.overwrite, progress=progress)
     rows = sum(len(file.rows) for file in files)
     kind = f"classes {', '.join(files[0].labels)}" if files[0].labels else f"{NUM_CHOICES} choices"
-    console.note(f"{rows:,} rows to train on, with {kind}; tokenized into {folder} by the model's tokenizer")
+    console.note(f"{counted(rows, 'row')} to train on, with {kind}; tokenized into {folder} by the model's tokenizer")
     return TaskData(f"{folder / 'train'}.json", of_split["valid"], of_split["test"], files[0].labels)
 
 

@@ -20,6 +20,7 @@ import mdata
 from mdata.blend.blend import OpenBlend
 from mdata.blend_planning.preview import blend_table
 from mdata.corpus.documents import DocumentReader
+from mdata.errors import counted
 from mdata.manifest.types import Provenance
 
 from .console import Console
@@ -133,8 +134,8 @@ def _corpus_text(facts: dict[str, Any]) -> str:
     lines += ["", *_provenance_lines(facts["provenance"])]
     for document in facts["first_documents"]:
         place = f" from {document['origin']}" if document["origin"] else ""
-        parts = f" in {document['sequences']:,} sequences" if document["sequences"] > 1 else ""
-        lines += ["", f"document {document['document']}{place}: {document['tokens']:,} tokens{parts}"]
+        parts = f" in {counted(document['sequences'], 'sequence')}" if document["sequences"] > 1 else ""
+        lines += ["", f"document {document['document']}{place}: {counted(document['tokens'], 'token')}{parts}"]
         text = document["text"]
         lines.append(repr(text) if text is not None else f"ids {document['ids']} (no tokenizer is known)")
     return "\n".join(lines)
@@ -146,7 +147,8 @@ def _lengths_text(bins: list[int] | None) -> str | None:
         return None
     spans = ["0", "1", *(f"{2 ** (k - 1):,}-{2**k - 1:,}" for k in range(2, len(bins)))]
     parts = [f"{count:,} of {span}" for count, span in zip(bins, spans, strict=False) if count]
-    return f"{', '.join(parts)} tokens" if parts else "no documents"
+    noun = "token" if parts and parts[-1].endswith(" of 1") else "tokens"
+    return f"{', '.join(parts)} {noun}" if parts else "no documents"
 
 
 def _provenance_lines(provenance: dict[str, Any] | None) -> list[str]:
@@ -154,9 +156,11 @@ def _provenance_lines(provenance: dict[str, Any] | None) -> list[str]:
         return ["written by another program, or without a manifest: inputs unknown"]
     inputs = provenance["inputs"]
     rows, size = sum(file["rows"] for file in inputs), sum(file["bytes"] for file in inputs)
-    count = f"{len(inputs):,} input{'s' * (len(inputs) != 1)}"
-    lines = [f"made by {provenance['program']} from {count}: {rows:,} rows, {size:,} bytes"]
-    lines += [f"  {file['path']}: {file['rows']:,} rows, {file['bytes']:,} bytes" for file in inputs[:_INPUTS_SHOWN]]
+    count = counted(len(inputs), "input")
+    lines = [f"made by {provenance['program']} from {count}: {counted(rows, 'row')}, {size:,} bytes"]
+    lines += [
+        f"  {file['path']}: {counted(file['rows'], 'row')}, {file['bytes']:,} bytes" for file in inputs[:_INPUTS_SHOWN]
+    ]
     lines += [f"  and {len(inputs) - _INPUTS_SHOWN:,} more"] if len(inputs) > _INPUTS_SHOWN else []
     skipped = ", ".join(f"{count:,} {kind}" for kind, count in provenance["skipped"].items() if count)
     lines.append(f"rows left out: {skipped or 'none'}")
@@ -209,8 +213,8 @@ def _blend_text(facts: dict[str, Any]) -> str:
     lines = [f"blend {facts['id']} ({facts['algorithm']})"]
     lines.append(table(shown, [[part[name] for name in shown] for part in facts["components"]]))
     for number, phase in enumerate(facts["phases"], 1):
-        ends = f"{phase['samples']:,} samples" if phase["samples"] is not None else None
-        ends = f"{phase['tokens']:,} tokens" if "tokens" in phase else ends
+        ends = counted(phase["samples"], "sample") if phase["samples"] is not None else None
+        ends = counted(phase["tokens"], "token") if "tokens" in phase else ends
         lines.append(
             f"phase {number}: {'a ramp of ' if phase.get('ramp') else ''}{ends or 'as long as its amounts last'}"
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 
 import mdata
+from mdata.errors import counted
 from mdata.launching.job_folder import MERGE, Job, Phase, discard_unstarted, launching, save_job
 from mdata.launching.plan_launch import plan_dedup, plan_launch, plan_text_job
 from mdata.progress import Progress
@@ -142,13 +143,13 @@ def _start(arguments: argparse.Namespace, job: Job, steps: Steps, *, progress: P
         at_once = arguments.at_once or 1
         cpus = arguments.cpus or max(1, usable_cores() // at_once)
         run_here(job, steps, at_once=at_once, cpus=cpus, progress=progress)
-    return f"{started} of {_count(job)} were run; all are done"
+    return f"{started} of {_count(job)} run; all are done"
 
 
 def _count(job: Job) -> str:
     """How many tasks a job has besides its merge, for messages."""
     counts = [len(phase.numbers) for phase in job.phases if phase.name != "merge"]
-    return f"{sum(counts)} {'parts' if len(counts) == 1 else 'tasks'}"
+    return counted(sum(counts), "part" if len(counts) == 1 else "task")
 
 
 def _facts(job: Job, started: list[int]) -> dict[str, object]:

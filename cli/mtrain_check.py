@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mdata import ResourceError, UsageError
+from mdata.errors import counted
 from trainer.config.parse import ReadConfig, read_config
 from trainer.errors import size_text
 
@@ -150,7 +151,7 @@ def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
 
 def _rehearsal_lines(plan: Plan, result: Rehearsal, surveyed: Survey, totals: list[int]) -> list[str]:
     facts, matched, least, most = surveyed.facts, result.matched, min(totals), max(totals)
-    tokens = f"{facts.num_tokens:,} tokens" if facts is not None and facts.num_tokens else "unlimited tokens"
+    tokens = counted(facts.num_tokens, "token") if facts is not None and facts.num_tokens else "unlimited tokens"
     bubble = name = ""
     if plan.pp > 1:
         step, name = plan.pipeline.timeline(plan.num_microbatches), f"{plan.pipeline.schedule}, "
@@ -159,17 +160,13 @@ def _rehearsal_lines(plan: Plan, result: Rehearsal, surveyed: Survey, totals: li
         f"data      {tokens} for training, {plan.num_samples * plan.sequence_length:,} of them are read",
         f"shapes    tp {plan.tp} x cp {plan.cp} x dp {plan.dp} x pp {plan.pp} hold the {plan.num_parameters:,} "
         f"parameters, {min(result.parameters):,} to {max(result.parameters):,} on a rank",
-        f"schedule  {name}{_counted(plan.num_microbatches, 'microbatch', 'es')}{bubble}; "
-        f"{_counted(matched.messages, 'message')} on {_counted(matched.links, 'link')} and "
-        f"{_counted(matched.collectives, 'collective')} of {_counted(matched.groups, 'group')} match",
+        f"schedule  {name}{counted(plan.num_microbatches, 'microbatch', 'microbatches')}{bubble}; "
+        f"{counted(matched.messages, 'message')} on {counted(matched.links, 'link')} and "
+        f"{counted(matched.collectives, 'collective')} of {counted(matched.groups, 'group')} match",
         f"memory    {size_text(most)} on pipeline rank {totals.index(most)}"
         + (f", {size_text(least)} on pipeline rank {totals.index(least)}" if plan.pp > 1 else "")
         + ", activations estimated",
     ]
-
-
-def _counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{plural * (number != 1)}"
 
 
 def start_lines(start: Start) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mdata.errors import UsageError, install_command
+from mdata.errors import UsageError, counted, install_command
 from mdata.progress import SILENT, Progress
 from mdata.sources.labelled import TASKS as ROW_TASKS
 
@@ -159,7 +159,7 @@ def _scored(model: Model, arguments: argparse.Namespace, *, progress: Progress) 
         odd = {"cut": "lost their beginning", "without_context": "have no context", "blank_lines": "are blank"}
         for key, defect in odd.items():
             if facts[key]:
-                progress.note(f"{facts[key]:,} lines {defect}")
+                progress.note(f"{counted(facts[key], 'line')} {defect}")
         return lambada_line(facts), facts
     if arguments.task in ROW_TASKS:
         from trainer.tasks.classify import classify, classify_line

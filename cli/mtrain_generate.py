@@ -16,7 +16,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.progress import SILENT
 
 from .console import Console
@@ -178,7 +178,7 @@ def _generate(
     if not model.world.is_main:
         return
     if arguments.output is not None:
-        text = f"{len(requests):,} texts in {arguments.output}" + (
+        text = f"{counted(len(requests), 'text')} in {arguments.output}" + (
             f", {done:,} of them from an earlier run" if done else ""
         )
         console.result(text, {"output": str(arguments.output), "texts": len(requests), "from_before": done})

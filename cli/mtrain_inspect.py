@@ -16,7 +16,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 
 from .console import Console
 from .text import table
@@ -93,8 +93,8 @@ def checkpoint_text(facts: dict[str, Any]) -> str:
     loss = facts["measured"].get("loss")
     measured = f", loss {loss:.4f}" if isinstance(loss, (int, float)) else ""
     lines = [
-        f"{facts['path']}: step {facts['step']:,}, {facts['consumed_samples']:,} samples consumed, "
-        f"{facts['optimizer_steps']:,} updates applied" + measured,
+        f"{facts['path']}: step {facts['step']:,}, {counted(facts['consumed_samples'], 'sample')} consumed, "
+        f"{counted(facts['optimizer_steps'], 'update')} applied" + measured,
         f"format version {facts['version']}, "
         + ("every byte verified" if facts["verified"] else "with hashes" if facts["hashed"] else "without hashes"),
         f"data {facts['data_id']}",
@@ -106,7 +106,7 @@ def checkpoint_text(facts: dict[str, Any]) -> str:
     if facts["written_by"]:
         lines.append("written by " + ", ".join(f"{name} {value}" for name, value in facts["written_by"].items()))
     total = sum(facts["files"].values())
-    lines.append(f"{len(facts['files']):,} files with {total:,} bytes; beside them {_names(facts['extras'])}")
+    lines.append(f"{counted(len(facts['files']), 'file')} with {total:,} bytes; beside them {_names(facts['extras'])}")
     rows = [[name, state["tensors"], state["elements"]] for name, state in facts["states"].items()]
     lines += ["", table(["state", "tensors", "elements"], rows)]
     shown = [

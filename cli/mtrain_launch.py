@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.launching.job_folder import launching
 from mdata.launching.on_ray import connected
 from mdata.util.commands import command_line
@@ -257,7 +257,11 @@ def _check_run(
             if ranks < most and read.config.run.on_lost_node == "shrink" and not read.problems:
                 config, _ = shrunk_to(read.config, ranks, f"{ranks} of {most} ranks would be left")
                 checked = replace(read, config=config)
-            where = f"{run.config} on {nodes} x {job.ranks_per_node} ranks" if job.engine != "local" else run.config
+            where = (
+                f"{run.config} on {nodes} x {counted(job.ranks_per_node, 'rank')}"
+                if job.engine != "local"
+                else run.config
+            )
             local = arguments.engine == "local"  # otherwise the ranks say at their start what their machines lack
             preflight(checked, ranks, where=where, progress=progress, needs_libraries=local)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 
 from .console import Console
 from .mtrain_model import add_model_arguments, opened
@@ -57,7 +57,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
             entries = {name: TensorInfo(size, torch.float32) for name, size in sizes}
             write_safetensors(arguments.output, entries, pieces=_pieces(model, rows))
             facts = {"output": str(arguments.output), "tokens": rows}
-            console.result(f"{len(rows):,} rows in {arguments.output}", facts)
+            console.result(f"{counted(len(rows), 'row')} in {arguments.output}", facts)
         else:
             for _ in _pieces(model, rows):
                 pass  # the other ranks take part

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.progress import SILENT
 
 from .console import Console
@@ -167,7 +167,7 @@ def _refuse_layout(arguments: argparse.Namespace, world_size: int, *, tp: int | 
     ranks = max(2, shares)
     flags = f"--pp {max(2, arguments.pp)}" if tp is None else f"--tp {max(1, tp)} --pp {max(1, arguments.pp)}"
     raise UsageError(
-        f"{given} cannot divide the layers over {world_size} rank{'s' * (world_size > 1)}",
+        f"{given} cannot divide the layers over {counted(world_size, 'rank')}",
         expected="a divisor of the number of ranks that torchrun or Slurm starts, at least 1",
         fix=(
             f"torchrun --nproc-per-node {ranks} --no-python mtrain {command} {arguments.model} {flags}, "

@@ -10,6 +10,7 @@ import argparse
 import os
 
 from mdata import UsageError
+from mdata.errors import counted
 from trainer.config.parse import ReadConfig, key_names, load_config, read_config
 from trainer.config.sections import RunConfig
 
@@ -67,7 +68,7 @@ def world_size(config: RunConfig, nproc: int | None) -> int:
     if nproc not in (None, placement.world_size):
         raise UsageError(
             f"--nproc {nproc} given under a launcher that has already started the ranks",
-            found=f"{placement.world_size} ranks",
+            found=counted(placement.world_size, "rank"),
             fix="leave --nproc out",
         )
     return placement.world_size

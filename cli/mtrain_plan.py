@@ -17,6 +17,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from mdata import UsageError
+from mdata.errors import counted
 from trainer.config.parse import load_config, problems_error
 
 from .console import Console, Parser
@@ -170,7 +171,7 @@ def _schedule_lines(config: RunConfig, plan: Plan) -> list[str]:
     for rank, held in enumerate(plan.parameters_per_stage):
         layers = [layout.layers_per_stage[stage] for stage in stages_of(layout.stage_ranks, rank)]
         lines.append(
-            f"rank {rank}: {' + '.join(map(str, layers))} layer{'s' * (sum(layers) > 1)}, {held:,} parameters, "
+            f"rank {rank}: {' + '.join(map(str, layers))} layer{'s' * (sum(layers) != 1)}, {held:,} parameters, "
             f"state {size_text(memory[rank].state)}, activations {size_text(memory[rank].activations)}, "
             f"in all {size_text(memory[rank].total)}, idle {full_step.idle[rank] / full_step.step:.1%}"
         )
@@ -227,7 +228,7 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     header = ("tp", "cp", "pp", "dp", "bubble", "tokens/s", "per GPU", "MFU", "GiB", "settings, or why not")
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header) - 1)]
     lines = ["  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in (header, *rows)]
-    gib, nodes = hardware.memory_bytes / 2**30, f"{hardware.nodes} node" + "s" * (hardware.nodes > 1)
+    gib, nodes = hardware.memory_bytes / 2**30, counted(hardware.nodes, "node")
     lines.insert(0, f"{hardware.gpus} x {hardware.device.name} of {gib:.0f} GiB on {nodes}; estimates")
     console.result("\n".join(lines), {"layouts": [_layout_facts(layout, hardware, of_peak) for layout in layouts]})
     return 0

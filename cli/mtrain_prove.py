@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.util.commands import command_line
 
 from .console import Console, Parser
@@ -76,10 +76,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 def proof_text(proof: Proof) -> str:
     """The outcome as text."""
-    compared = f"{proof.steps} steps and {proof.slices} slices of the last checkpoint"
+    compared = f"{counted(proof.steps, 'step')} and {counted(proof.slices, 'slice')} of the last checkpoint"
     if not proof.differences:
         return f"equal: {compared} have the same bits"
-    lines = [f"not equal: {len(proof.differences)} differences in {compared}"]
+    lines = [f"not equal: {counted(len(proof.differences), 'difference')} in {compared}"]
     lines += [
         f"  {difference.what}: {difference.straight}, interrupted: {difference.interrupted}"
         for difference in proof.differences[:SHOWN]

@@ -13,6 +13,7 @@ import argparse
 import textwrap
 from dataclasses import asdict
 
+from mdata.errors import counted
 from trainer.launching.job import RunJob
 from trainer.launching.run_status import RunStatus, run_of, run_status
 
@@ -58,4 +59,4 @@ def _lines(job: RunJob | None, status: RunStatus) -> list[str]:
 
 
 def _counted(restarts: int) -> str:
-    return f"{restarts} restart{'s' * (restarts != 1)}"
+    return counted(restarts, "restart")

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import mdata
+from mdata.errors import counted
 
 from .console import Console
 from .preprocess_options import add_arguments
@@ -133,12 +134,12 @@ def _remarks(result: PreprocessResult) -> list[str]:
     rows, skipped = sum(file.rows for file in provenances[0].inputs), provenances[0].skipped
     if number := sum(skipped.values()):
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items()) if count)
-        lines.append(f"{number:,} of {rows:,} rows were left out: {kinds}")
+        lines.append(f"{number:,} of {counted(rows, 'row')} left out: {kinds}")
     if filtered := provenances[0].filtered or 0:
         options = provenances[0].options
         causes = [f"by --{name.replace('_', '-')}" for name in ("where", "skip_rows") if options.get(name)]
         why = " and ".join(causes) or "records of WARC that are not text"
-        lines.append(f"{filtered:,} of {rows:,} rows were filtered out: {why}")
+        lines.append(f"{filtered:,} of {counted(rows, 'row')} filtered out: {why}")
     if not rows:
         lines.append("the input has no records; the corpus is empty")
     # A type without files cannot read them in another way.

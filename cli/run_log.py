@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from mdata.errors import counted
+
 from .progress import LINE_INTERVAL_S, LineProgress
 
 TRAIN = "train"  # the work whose steps are lines
@@ -74,7 +76,7 @@ class RunLog(LineProgress):
             return
         meter, label, unit = self._meter, self._facts["doing"], self._facts["unit"]
         if label == TRAIN:
-            self._write(f"evaluating | {int(meter.totals['to_evaluate'])} samples left")
+            self._write(f"evaluating | {counted(int(meter.totals['to_evaluate']), 'sample')} left")
             return
         from trainer.run.log_text import duration_text
 

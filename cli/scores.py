@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mdata.cleaning.scores import THRESHOLD, maxima, read_prompts, read_scores, statistics
+from mdata.errors import counted
 
 from .console import Console, Parser
 
@@ -35,7 +36,10 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     prompts = read_prompts(arguments.prompts, arguments.score) if arguments.prompts else None
     values = [one.score for one in scores if one.score is not None]
     facts: dict[str, Any] = {"lines": len(scores), "all": statistics(values)}
-    lines = [f"{len(scores):,} lines, {len(scores) - len(values):,} without a score", sentence("scores", facts["all"])]
+    lines = [
+        f"{counted(len(scores), 'line')}, {len(scores) - len(values):,} without a score",
+        sentence("scores", facts["all"]),
+    ]
     if any(one.prompt for one in scores):
         facts["prompts"] = maxima(scores, prompts)
         for name, group in facts["prompts"].items():

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import mdata
+from mdata.errors import counted
 from mdata.util.arrays import Int64s
 
 from .console import Console
@@ -59,8 +60,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     there, fetched = (count / 1e6 for count in (result.num_bytes, result.fetched_bytes))
     facts = {"samples": result.samples, "blocks": result.blocks, "bytes": result.num_bytes}
     console.result(
-        f"{result.samples:,} samples read {result.blocks:,} blocks ({there:,.1f} MB), all in the cache; "
-        f"{fetched:,.1f} MB were fetched now",
+        f"{counted(result.samples, 'sample')} read {counted(result.blocks, 'block')} ({there:,.1f} MB), "
+        f"all in the cache; {fetched:,.1f} MB were fetched now",
         facts | {"fetched_bytes": result.fetched_bytes},
     )
 

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
+from mdata.errors import counted
 from mdata.launching.job_folder import load_job
 from mdata.launching.job_status import CONDITIONS, JobStatus, job_status
 
@@ -56,8 +57,8 @@ def _summary(status: JobStatus) -> str:
     for phase, of_phase in groupby(status.parts, lambda part: part.phase):
         conditions = Counter(part.condition for part in of_phase)
         counts = ", ".join(f"{conditions[name]:,} {name}" for name in CONDITIONS if conditions[name])
-        count = f"{conditions.total():,}"
-        lines.append(f"{count} parts: {counts}{merged}" if phase == "part" else f"{phase}: {counts}")
+        parts = counted(conditions.total(), "part")
+        lines.append(f"{parts}: {counts}{merged}" if phase == "part" else f"{phase}: {counts}")
     rate = f"{status.bytes_per_s / 1e6:,.1f} MB/s"
     left = "unknown" if status.seconds_left is None else _duration(status.seconds_left)
     lines.append(f"{status.done_bytes / 1e6:,.1f} of {status.input_bytes / 1e6:,.1f} MB, {rate}, time left: {left}")

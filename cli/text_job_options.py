@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from mdata.cleaning.text_job import TextJobOptions, TextJobResult
+from mdata.errors import counted
 
 from .console import Parser
 from .preprocess_options import OnError, size
@@ -66,7 +67,7 @@ def text_of(result: TextJobResult, *, rows_only: bool) -> str:
     removed = sum(result.removed.values())
     share = 100 * removed / max(1, result.rows)
     changed = f", {result.changed:,} of them changed" if not rows_only else ""
-    lines = [f"{result.kept:,} of {result.rows:,} rows stay{changed}; removed: {removed:,} ({share:.2f} %)"]
+    lines = [f"{result.kept:,} of {counted(result.rows, 'row')} kept{changed}; removed: {removed:,} ({share:.2f} %)"]
     most_first = sorted(result.removed.items(), key=lambda pair: (-pair[1], pair[0]))
     lines += [f"  {count:,}  {reason}" for reason, count in most_first]
     if result.bad:

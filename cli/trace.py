@@ -19,6 +19,7 @@ import numpy as np
 
 import mdata
 from mdata.corpus.documents import parse_origin
+from mdata.errors import counted
 from mdata.tracing.cyclic_steps import CyclicSteps
 from mdata.tracing.run_steps import Steps
 
@@ -143,7 +144,7 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
                 facts = reader_facts(tracer, reader, document=number, shown=shown)
                 console.write(json.dumps(facts, ensure_ascii=False) + "\n")
             if more:
-                console.note(f"mdata: more than {rows} samples read document {number} (--rows shows more)")
+                console.note(f"mdata: more than {counted(rows, 'sample')} read document {number} (--rows shows more)")
             continue
         console.write(
             reader_table(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import mdata
-from mdata.errors import few
+from mdata.errors import counted, few
 from mdata.tracing.cyclic_steps import CyclicSteps
 from mdata.tracing.run_record import in_ranges
 from mdata.tracing.run_steps import Steps
@@ -79,7 +79,7 @@ def step_table(
         first, size = steps.bounds(step)
         samples_text = f"samples {first:,} to {first + size - 1:,}"
     else:
-        samples_text = f"{len(steps.rows(step)):,} samples"
+        samples_text = counted(len(steps.rows(step)), "sample")
     skipped = int(in_ranges(samples, tracer.skip).sum())
     without = f"; the run does not train on {skipped:,} of them" if skipped else ""
     lines = [f"{steps.verb} {step:,}: {samples_text}{whose}{without}"]
@@ -109,7 +109,7 @@ def reader_table(
     place = f", {origin.path}:{origin.row}" if origin else ""
     whose, further = ("", "step") if isinstance(tracer.steps, CyclicSteps) else (" of its component", "sample")
     far = "" if bounded else f", in the first 3 epochs{whose} (--until-{further} searches further)"
-    lines = [f"document {document:,} of {part.name}{place}: {size:,} tokens{far}"]
+    lines = [f"document {document:,} of {part.name}{place}: {counted(size, 'token')}{far}"]
     header = ["step", "sample", "rank", "microbatch", "its sample", "epoch", "tokens of it", "in the sample"]
     rows = [_reader_row(sample) for sample in readers]
     lines.append(table(header, rows) if rows else "no sample reads it")

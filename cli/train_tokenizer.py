@@ -16,6 +16,7 @@ import argparse
 import shlex
 from dataclasses import fields
 
+from mdata.errors import counted
 from mdata.tokenizer_training.train import train_tokenizer
 from mdata.tokenizer_training.train_options import TrainOptions
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
@@ -100,10 +101,14 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             progress=progress,
         )
     if made.entries < arguments.vocab_size:
-        console.note(f"mdata: the text yields only {made.entries} entries, fewer than --vocab-size")
+        console.note(
+            f"mdata: the text yields only {counted(made.entries, 'entry', 'entries')}, fewer than --vocab-size"
+        )
     words = [preprocess_words(spec) for spec in made.specs]
     there = " (the same tokenizer already existed)" if made.there_before else ""
-    lines = [f"{arguments.output}: {made.entries:,} entries, end of document {made.tokenizer.eod}{there}"]
+    lines = [
+        f"{arguments.output}: {counted(made.entries, 'entry', 'entries')}, end of document {made.tokenizer.eod}{there}"
+    ]
     lines += [f"{'next: mdata preprocess' if not i else '  or: mdata preprocess'} {w}" for i, w in enumerate(words)]
     facts = {
         "folder": arguments.output,

@@ -225,3 +225,8 @@ def joined(errors: Sequence[MdataError], most: int = 8) -> MdataError:
 def few(names: Sequence[str], most: int = 8) -> str:
     """The first of some names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def counted(number: float, singular: str, plural: str | None = None) -> str:
+    """A count with its noun, "1 row" or "2,000 rows"; `plural`: where the noun does not simply take an s."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

@@ -35,7 +35,7 @@ from mdata.blend.spec import BlendSpec, SpecLike, read_spec
 from mdata.corpus.corpus import Corpus
 from mdata.corpus.open_part import open_part
 from mdata.corpus.paths import prefix_of
-from mdata.errors import MdataError, UsageError, errors_wanted_by, explain_os_error
+from mdata.errors import MdataError, UsageError, counted, errors_wanted_by, explain_os_error
 from mdata.indexed.reader import Mode
 from mdata.manifest.blend_schedule import schedules_of, stored_groups, stored_phase, stored_share
 from mdata.manifest.ids import sealed
@@ -430,7 +430,7 @@ def corpora_at(path: str) -> list[str]:
         if file.suffix == ".idx" and _real(prefix_of(file)) not in spoken_for:
             by_path[file] = prefix_of(file)
     if not by_path:
-        count = f"{len(files)} files" if roots else "nothing"
+        count = counted(len(files), "file") if roots else "nothing"
         raise UsageError(f"{path}: no corpus was found", found=count, expected="manifests or .idx files")
     return [str(by_path[file]) for file in sorted(by_path)]
 

@@ -17,7 +17,7 @@ from glob import has_magic
 from numbers import Real
 from pathlib import Path
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.mixing.shares import Share
 
 _FRACTION = re.compile(r"[0-9]+/[0-9]+")
@@ -107,7 +107,11 @@ def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:
         raise UsageError(
             "weights and prefixes are mixed",
             found=f"{numbers[0]!r} is a number and {other!r} is not"
-            + (f"; {len(words)} words do not make pairs" if len(words) % 2 else ", both where a weight belongs"),
+            + (
+                f"; {counted(len(words), 'word does', 'words do')} not make pairs"
+                if len(words) % 2
+                else ", both where a weight belongs"
+            ),
             expected="WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes alone",
             fix=f"give a weight for every prefix (or write ./{numbers[0]} if that is a prefix)",
         )

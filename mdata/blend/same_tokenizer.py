@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mdata.corpus.corpus import Corpus
-from mdata.errors import UsageError, few
+from mdata.errors import UsageError, counted, few
 
 TOKENIZER_UNKNOWN = REFUSE, OK = "refuse", "ok"
 
@@ -69,4 +69,6 @@ def _named(corpus: Corpus) -> str:
     facts = corpus.tokenizer
     assert facts is not None, "only corpora whose tokenizer is known are compared"
     options = "".join(f", {name} {value}" for name, value in sorted(facts.options.items()) if name != "special_tokens")
-    return f"{facts.type} with {facts.vocab_size:,} entries{options}, fingerprint {facts.fingerprint}"
+    return (
+        f"{facts.type} with {counted(facts.vocab_size, 'entry', 'entries')}{options}, fingerprint {facts.fingerprint}"
+    )

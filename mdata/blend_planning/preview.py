@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from mdata.blend.blend import OpenBlend
 from mdata.blend.share_texts import share_texts
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.manifest.blend_schedule import caps_of, schedules_of
 from mdata.mixing.phased_blend import PhasedBlend
 from mdata.mixing.resolve import Sizes, phase_starts
@@ -172,9 +172,9 @@ def _run_length(wanted: int | None, phased: PhasedBlend, sizes: Sizes) -> int | 
     ]
     raise UsageError(
         "the blend ends before the training",
-        found=f"{end:,} samples ({end * sizes.sequence_length:,} tokens)"
+        found=f"{counted(end, 'sample')} ({counted(end * sizes.sequence_length, 'token')})"
         + (f"; {', '.join(spent[:5])}" if spent else ""),
-        expected=f"{wanted:,} samples ({wanted * sizes.sequence_length:,} tokens)",
+        expected=f"{counted(wanted, 'sample')} ({counted(wanted * sizes.sequence_length, 'token')})",
         fix="a shorter training, larger shares or caps, or a last phase without a length",
     )
 

@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from mdata.blend.blend import OpenBlend
 from mdata.blend_planning.preview import sizes_of
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.manifest.blend_schedule import phases_of, schedules_of, stored_phase
 from mdata.manifest.ids import sealed
 from mdata.mixing.resolve import Sizes, length_of, phase_counts, samples_of
@@ -78,7 +78,9 @@ def _within_caps(phases: Sequence[Phase], sizes: Sizes, run: int | None) -> Blen
             pairs = zip(rooms, phase.shares, strict=True)
             can = sum(amounts, Fraction(0)) + sum(room for room, share in pairs if room and share.amount)
             where = where_in(number, len(phases))
-            raise blend_error([f"{where}all caps together leave {int(can):,} samples, its length is {int(length):,}"])
+            raise blend_error(
+                [f"{where}all caps together leave {counted(int(can), 'sample')}, its length is {int(length):,}"]
+            )
         used = [a + b for a, b in zip(used, filled, strict=True)]
         made.append(Phase(tuple(Share(as_text(x), "samples") for x in filled)))
     return BlendSchedule(tuple(made))

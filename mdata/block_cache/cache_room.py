@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata.block_cache.block_table import ABSENT, PRESENT, TABLE, WRITING, BlockTable
-from mdata.errors import ResourceError, UsageError
+from mdata.errors import ResourceError, UsageError, counted
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.util import atomic_io
 from mdata.util.config_text import parse_size
@@ -194,7 +194,7 @@ class CacheRoom:
     def _no_room(self) -> ResourceError:
         return ResourceError(
             f"{self.folder} has no room for another block, and no block in it can be evicted",
-            found=f"{int(self._count[0])} blocks of 4 MiB, {self._free_bytes() >> 20} MiB of disk left",
+            found=f"{counted(int(self._count[0]), 'block')} of 4 MiB, {self._free_bytes() >> 20} MiB of disk left",
             expected="room for the blocks that are read at the same time",
             fix="free some disk space, name a cache on a larger disk, or set a larger cache_size",
         )

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from blake3 import blake3
 
 from mdata.chat.loss_spans import NO_VARIABLES, Span, TemplateRefused, Turn
-from mdata.errors import UsageError, install_command
+from mdata.errors import UsageError, counted, install_command
 from mdata.sources.conversation import ASSISTANT, BadConversation, Message, Whole
 
 # Errors of faulty templates, besides Jinja's own: RuntimeError covers RecursionError.
@@ -362,7 +362,7 @@ def _check_work(messages: Sequence[Message], *, separate: Sequence[bool]) -> Non
         work += runs * (number + written // _CHARACTERS_OF_A_MESSAGE)
     if work > _MOST_WORK:
         raise TemplateRefused(
-            f"{len(messages):,} messages need {work:,} in all runs of the chat template;"
+            f"{counted(len(messages), 'message needs', 'messages need')} {work:,} in all runs of the chat template;"
             f" the limit is {_MOST_WORK:,}: divide the conversation"
         )
 

@@ -17,6 +17,8 @@ from jinja2 import TemplateRuntimeError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from mdata.errors import counted
+
 STEPS, STEPS_PER_MESSAGE, CHARACTERS_PER_STEP = 200_000, 2_000, 16
 CHARACTERS, CHARACTERS_PER_GIVEN = 1 << 20, 16
 _CHARACTERS_OF_A_STEP, _MEMBERS_OF_A_STEP = 1024, 16  # what is copied or looked through counts too
@@ -61,7 +63,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         """Count one step, or the given number of steps."""
         self._steps += count
         if self._steps > self._most_steps:
-            raise LimitReached(f"it takes more than {self._most_steps:,} steps")
+            raise LimitReached(f"it takes more than {counted(self._most_steps, 'step')}")
 
     def looked(self, value: Any) -> Any:
         """Count the size of a value in a comparison."""

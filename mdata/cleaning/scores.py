@@ -23,7 +23,7 @@ import numpy as np
 from blake3 import blake3
 
 from mdata.cleaning.text_job import KEEP, Edit, TextBatch, TextJobOptions, TextJobResult, run_text_job
-from mdata.errors import BadInputError, UsageError, os_errors_named
+from mdata.errors import BadInputError, UsageError, counted, os_errors_named
 from mdata.progress import SILENT, Progress
 
 IDS = ("id", "index")
@@ -95,7 +95,7 @@ def filter_by_scores(options: TextJobOptions, rules: FilterRules, progress: Prog
     if result.rows and not result.kept and set(result.removed) == {"not-scored"} and options.shard is None:
         raise UsageError(
             f"no line of {rules.by} has the id of a row of the input",
-            found=f"id {scores[0].id[:40] if scores else 'none'} there; {result.rows:,} rows of other ids",
+            found=f"id {scores[0].id[:40] if scores else 'none'} there; {counted(result.rows, 'row')} of other ids",
             expected=f"the scores of these rows: equal values of {' or '.join(IDS)}",
             fix=f"remove {result.folder}, which holds no row, and give the scores of this input",
         )

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from mdata.corpus.paths import manifest_of, prefix_of, refuse_unfinished
 from mdata.corpus.shard_readers import open_shards
-from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.errors import DamageError, UsageError, counted, os_errors_named
 from mdata.indexed.gather import Gatherer
 from mdata.indexed.mapped_files import explain, hash_file
 from mdata.indexed.reader import Described, IndexedReader, Mode, PairFacts, compare_all
@@ -117,7 +117,7 @@ class Corpus:
         self.mode = self.readers[0].mode
 
     def __repr__(self) -> str:
-        size = f"{self.num_documents:,} documents, {self.num_tokens:,} tokens of {self.dtype}"
+        size = f"{counted(self.num_documents, 'document')}, {counted(self.num_tokens, 'token')} of {self.dtype}"
         return f"<mdata.Corpus {str(self.path)!r}, {size}, id {self.id[:12]}>"
 
     @cached_property

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mdata.corpus.corpus import Corpus
 from mdata.corpus.origins import OriginsTable, open_origins
-from mdata.errors import DamageError, UsageError
+from mdata.errors import DamageError, UsageError, counted
 from mdata.manifest.contained_paths import file_inside, path_inside
 from mdata.util.option_synonyms import nearest
 
@@ -67,7 +67,7 @@ class DocumentReader:
             raise DamageError(
                 f"{self.origins.path} does not belong to {self.corpus.path}",
                 found=f"document {number} comes from input {file}",
-                expected=f"one of its {len(self._inputs)} inputs, counted from 0",
+                expected=f"one of its {counted(len(self._inputs), 'input')}, counted from 0",
                 fix="restore the file that preprocess wrote next to the manifest",
             )
         return Origin(self._inputs[file], row)
@@ -114,7 +114,7 @@ class DocumentReader:
         close = nearest(Path(path).name, names)
         raise UsageError(
             f"{path} is not an input of {self.corpus.name}",
-            found=f"{len(self._inputs)} inputs" if len(self._inputs) > 3 else ", ".join(self._inputs),
+            found=counted(len(self._inputs), "input") if len(self._inputs) > 3 else ", ".join(self._inputs),
             fix=f"{names[close]}?" if close else None,
         )
 

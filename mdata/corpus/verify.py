@@ -17,7 +17,7 @@ from blake3 import blake3
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.corpus.origins import open_origins
 from mdata.corpus.paths import manifest_of, refuse_unfinished
-from mdata.errors import DamageError, MdataError, ResourceError, UsageError, os_errors_named, wanted_by
+from mdata.errors import DamageError, MdataError, ResourceError, UsageError, counted, os_errors_named, wanted_by
 from mdata.indexed.blocks import BlockFile
 from mdata.indexed.index_tables import IndexTables, read_tables
 from mdata.indexed.mapped_files import hash_file
@@ -275,7 +275,7 @@ def _check_origins(check: _Check, corpus: CorpusManifest) -> None:
     runs = origins.runs
     if len(runs) and (int(runs[-1, 0]) >= documents or int(runs[:, 1].max()) >= inputs):
         problem = f"{origins.path}: refers to documents or inputs that do not exist"
-        check.problems.append(DamageError(problem, expected=f"{documents} documents of {inputs} inputs"))
+        check.problems.append(DamageError(problem, expected=f"{counted(documents, 'document')} of {inputs} inputs"))
 
 
 def _block_hashes(check: _Check, shard: Shard) -> bytes | None:

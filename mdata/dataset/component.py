@@ -14,7 +14,7 @@ from functools import cached_property
 from types import TracebackType
 
 from mdata.corpus.corpus import Corpus
-from mdata.errors import MdataError
+from mdata.errors import MdataError, counted
 from mdata.samples.base import Samples
 
 _NAMED = 3
@@ -63,6 +63,6 @@ def facts_in_short(
     """The `repr` of a dataset: its kind and order, its number of samples, its corpora, and the data id."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     facts = [f"{name} {value!r}" for name, value in options.items()]
-    facts.append("no end" if num_samples is None else f"{num_samples:,} samples")
+    facts.append("no end" if num_samples is None else counted(num_samples, "sample"))
     facts += [f"of {', '.join(names[:_NAMED])}{more}", f"data id {data_id[:12]}"]
     return f"<mdata.Dataset {', '.join(facts)}>"

@@ -38,7 +38,7 @@ from mdata.dataset.dataset_options import (
     named_order,
 )
 from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.indexed.reader import Mode
 from mdata.manifest.types import TokenizerFacts
 from mdata.mixing.selection import MOST_SAMPLES, Concatenation, SelectionMap, chosen, from_start, sample_numbers
@@ -377,10 +377,14 @@ class Dataset:
         if share >= LEAST_MASKED * kind.masking.probability:
             return
         of_sentinels, of_decoder = (spans == len(sentinels)).sum(), (cells >= kind.decoder_length - 1).sum()
-        limit = f"{len(sentinels)} sentinels" if of_sentinels > of_decoder else f"decoder_length={kind.decoder_length}"
+        limit = (
+            counted(len(sentinels), "sentinel")
+            if of_sentinels > of_decoder
+            else f"decoder_length={kind.decoder_length}"
+        )
         raise UsageError(
             f"too few tokens of t5 samples are masked: {limit} is the limit",
-            found=f"{share:.1%} masked, in {len(masked)} samples of {int(tokens.mean())} tokens on average",
+            found=f"{share:.1%} masked, in {counted(len(masked), 'sample')} of {int(tokens.mean())} tokens on average",
             expected=f"about {kind.masking.probability:.1%}, the masking probability",
             fix="a tokenizer with more sentinels (<extra_id_0> ...), or shorter samples"
             if of_sentinels > of_decoder

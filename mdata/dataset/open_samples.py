@@ -16,7 +16,7 @@ import numpy as np
 from mdata.array_cache.cache import Cache
 from mdata.corpus.corpus import Corpus
 from mdata.dataset.dataset_options import WHOLE, DatasetOptions, MegatronOrder, NativeOrder
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.order.data_split import split_range
 from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
@@ -238,8 +238,8 @@ def _native(
     if stop - start < least:
         if not training:
             return None
-        available = f"{stop - start} tokens in {last - first} sequences"
-        expected = f"at least sequence length {options.sequence_length} + {extra} = {least} tokens"
+        available = f"{counted(stop - start, 'token')} in {counted(last - first, 'sequence')}"
+        expected = f"at least sequence length {options.sequence_length} + {extra} = {counted(least, 'token')}"
         raise _too_short(corpus, options, found=available, expected=expected)
     return GptSamples(
         corpus,

@@ -17,7 +17,7 @@ import numpy as np
 from mdata.block_cache.block_table import PRESENT
 from mdata.corpus.stored_corpus import StoredCorpus
 from mdata.dataset.dataset import Dataset
-from mdata.errors import ResourceError, UsageError
+from mdata.errors import ResourceError, UsageError, counted
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.progress import SILENT, Progress
 from mdata.samples.sample_options import FieldKind
@@ -127,8 +127,8 @@ def _check_room(needed: Sequence[BlocksRead], num_blocks: int) -> None:
     if num_blocks > room:
         raise UsageError(
             "the cache is too small for all blocks that these samples read",
-            found=f"room for {room:,} blocks of 4 MiB, by the disk and cache_size",
-            expected=f"room for {num_blocks:,} blocks, {num_blocks * BLOCK_BYTES >> 20:,} MiB",
+            found=f"room for {counted(room, 'block')} of 4 MiB, by the disk and cache_size",
+            expected=f"room for {counted(num_blocks, 'block')}, {num_blocks * BLOCK_BYTES >> 20:,} MiB",
             fix="fetch fewer steps or samples at a time, or use a larger cache",
         )
 

@@ -24,7 +24,7 @@ from mdata.dedup.plan import CLUSTERS, SIGNATURES, SIGNED, DedupJob
 from mdata.dedup.row_set import BITS, CHUNK, FACTS, ReadFile, footer_hash, path_of, write_row_set
 from mdata.dedup.runs import SortedWriter, check_size, merged
 from mdata.dedup.signing import PartFile, SignedPart, signed_parts
-from mdata.errors import ResourceError, UsageError
+from mdata.errors import ResourceError, UsageError, counted
 from mdata.progress import Progress
 from mdata.util import atomic_io
 from mdata.version import __version__
@@ -120,7 +120,7 @@ def _check_texts(job: DedupJob, parts: Sequence[SignedPart], total: int, progres
     if missing == total:
         shutil.rmtree(job.work)
         raise UsageError(
-            f"no row has a text under {key!r}", found=f"{total:,} rows", fix="name its key with --json-key"
+            f"no row has a text under {key!r}", found=counted(total, "row"), fix="name its key with --json-key"
         )
     progress.note(f"{missing:,} of {total:,} rows have no text under {key!r}; they are left to preprocess")
 

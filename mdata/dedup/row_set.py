@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from mdata.errors import DamageError, UsageError
+from mdata.errors import DamageError, UsageError, counted
 from mdata.sources.input_files import SourceFile
 from mdata.util import atomic_io
 
@@ -136,7 +136,7 @@ class RowSet:
         if len(numbers) != 1:
             raise UsageError(
                 f"{self.folder} does not say which rows of {file.path} to skip",
-                found=f"{len(numbers)} files with its path, or its name and size",
+                found=f"{counted(len(numbers), 'file')} with its path, or its name and size",
                 fix="run mdata dedup on the same input",
             )
         if self.files[numbers[0]].size_bytes != file.size_bytes:

@@ -20,7 +20,7 @@ import zstandard
 from mdata import _core
 from mdata.dedup.plan import DedupJob, text_path
 from mdata.dedup.signing import in_threads
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.progress import Progress
 from mdata.sources.chunk import Chunk, read_chunk
 from mdata.sources.input_files import check_unchanged
@@ -77,7 +77,9 @@ def cut_substrings(job: DedupJob, task: PartNumber, progress: Progress) -> None:
         if rows:
             _write(fd, rows)
     removed = int((ranges[:, 1] - ranges[:, 0]).sum())
-    progress.note(f"{removed:,} of {len(whole):,} bytes of text repeat earlier ones, in {len(ranges):,} places")
+    progress.note(
+        f"{removed:,} of {len(whole):,} bytes of text repeat earlier ones, in {counted(len(ranges), 'place')}"
+    )
 
 
 def _read(job: DedupJob, chunk: Chunk) -> tuple[list[bytes], list[bytes | None]]:

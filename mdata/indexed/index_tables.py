@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata import _core
-from mdata.errors import DamageError, os_errors_named
+from mdata.errors import DamageError, counted, os_errors_named
 from mdata.indexed.mapped_files import Identity, identity_of, map_bytes, read_bytes
 from mdata.indexed.pair_format import (
     DTYPES,
@@ -132,7 +132,9 @@ def _check_header(path: Path, head: bytes, size: int) -> IdxHeader:
 
 def _check_size(path: Path, size: int, header: IdxHeader) -> None:
     wanted = header.index_bytes
-    counts = f"{header.num_sequences} sequences and {header.num_boundaries} boundaries"
+    counts = (
+        f"{counted(header.num_sequences, 'sequence')} and {counted(header.num_boundaries, 'boundary', 'boundaries')}"
+    )
     if header.num_sequences and size == wanted + header.num_sequences:
         raise damaged_field(
             path, "size", found=f"{size} bytes: one mode for each sequence", expected="no multimodal file"
@@ -187,7 +189,7 @@ def check_tables(tables: IndexTables, *, idx: Path, bin: Path, bin_bytes: int) -
         raise DamageError(
             f"{bin}: its size does not match the .idx",
             found=f"{bin_bytes} bytes",
-            expected=f"{total} bytes in {len(tables.lengths)} sequences of {tables.dtype.name}",
+            expected=f"{total} bytes in {counted(len(tables.lengths), 'sequence')} of {tables.dtype.name}",
             fix="make the pair again, or fetch both files of it again",
         )
     _check_boundaries(tables, idx)

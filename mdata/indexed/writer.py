@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata import _core
-from mdata.errors import BadInputError, UsageError, os_errors_named
+from mdata.errors import BadInputError, UsageError, counted, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint, raw_bytes, remove_synced
 from mdata.indexed.pair_format import (
     BLOCK_BYTES,
@@ -312,7 +312,7 @@ class IndexedWriter:
         if smallest < low or largest > high:
             raise BadInputError(
                 f"{self._prefix}: a token id does not fit {self._dtype.name}",
-                found=f"id {smallest if smallest < low else largest} after {self._documents} documents",
+                found=f"id {smallest if smallest < low else largest} after {counted(self._documents, 'document')}",
                 expected=f"ids from {low} to {high}",
                 fix="a tokenizer whose ids fit its vocabulary size, or a wider token type",
             )
@@ -398,7 +398,7 @@ def _check_lengths(lengths: NDArray[np.integer[Any]], *, first: int, prefix: Pat
     if lengths[worst] > LARGEST_LENGTH:
         raise BadInputError(
             f"{prefix}: sequence {first + worst} is too long for the format",
-            found=f"{lengths[worst]} tokens",
+            found=counted(lengths[worst], "token"),
             expected=f"at most {LARGEST_LENGTH}",
             fix="split the document",
         )

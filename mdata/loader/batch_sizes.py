@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _NUMBER = re.compile(r"([-+0-9.eE_]+)([KMBT]?)", re.IGNORECASE)
@@ -56,12 +56,14 @@ class BatchSizes:
         """
         size, part = self.at(consumed), micro_batch * dp_size
         if part < 1:
-            raise UsageError(f"microbatches of {micro_batch} for {dp_size} ranks", expected="both at least 1")
+            raise UsageError(
+                f"microbatches of {micro_batch} for {counted(dp_size, 'rank')}", expected="both at least 1"
+            )
         fitting = size // part * part
         if fitting < 1 or (fitting != size and not decrease):
             raise UsageError(
                 f"the global batch of {size} samples after {consumed} cannot be divided among {dp_size} ranks",
-                found=f"microbatches of {micro_batch}: {part} samples at least",
+                found=f"microbatches of {micro_batch}: at least {counted(part, 'sample')}",
                 expected=f"a multiple of {part}",
                 fix="other batch sizes, a smaller microbatch, or another number of data-parallel ranks",
             )
@@ -137,7 +139,7 @@ def ramp_up(start: int, increment: int, *, samples: int, size: int) -> BatchSize
     Raises:
         UsageError: the increment does not divide the difference, or a value below 1.
     """
-    ramp = f"start {start}, increment {increment}, over {samples} samples, to {size}"
+    ramp = f"start {start}, increment {increment}, over {counted(samples, 'sample')}, to {size}"
     if start < 1 or increment < 1 or samples < 1 or size <= start:
         raise UsageError(
             "the batch size ramp does not increase",

@@ -31,7 +31,7 @@ from numpy.typing import DTypeLike, NDArray
 from mdata.dataset.component import Component
 from mdata.dataset.dataset import Dataset
 from mdata.dataset.dataset_options import MegatronOrder
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.loader.batch_sizes import BatchSizes, constant
 from mdata.loader.resume_check import continued
 from mdata.loader.sampler import Sampler
@@ -382,10 +382,10 @@ def describe_places(dataset: Dataset, samples: npt.NDArray[np.int64]) -> str:
     places = []
     for number in np.unique(components).tolist():
         mine = inside[components == number]
-        count = f"({len(mine)} sample{'s' * (len(mine) != 1)})"
+        count = f"({counted(len(mine), 'sample')})"
         places.append(f"{_describe(dataset.components[number], int(mine[0]))} {count}")
     others = len(places) - _MOST_COMPONENTS
-    return "; ".join([*places[:_MOST_COMPONENTS], *([f"{others} more components"] if others > 0 else [])])
+    return "; ".join([*places[:_MOST_COMPONENTS], *([counted(others, "more component")] if others > 0 else [])])
 
 
 def _describe(component: Component, sample: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mdata._core import Mersenne
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.util.arrays import Int64s
 
 # From here on torch draws otherwise.
@@ -54,7 +54,8 @@ class SamplerArgs:
             raise UsageError(f"rank {self.dp_rank} of {self.dp_size}, microbatch {self.micro_batch}")
         if self.total < 1 or self.consumed < 0:
             raise UsageError(
-                f"{self.consumed} samples consumed of {self.total}", expected="0 or more consumed, of 1 or more"
+                f"{counted(self.consumed, 'sample')} consumed of {self.total}",
+                expected="0 or more consumed, of 1 or more",
             )
 
 
@@ -88,7 +89,7 @@ def random(args: SamplerArgs, *, sharded: bool = True) -> Iterator[list[int]]:
     args.check()
     if args.total < args.group:
         raise UsageError(
-            f"{args.total} samples are less than one microbatch of every rank",
+            f"{counted(args.total, 'sample is', 'samples are')} less than one microbatch of every rank",
             expected=f"at least {args.micro_batch} x {args.dp_size} = {args.group}",
             fix="more samples, a smaller microbatch, or fewer ranks",
         )
@@ -96,7 +97,7 @@ def random(args: SamplerArgs, *, sharded: bool = True) -> Iterator[list[int]]:
     epoch, current = divmod(args.consumed, active)
     if current % args.group:
         raise UsageError(
-            f"{args.consumed} consumed samples end inside a step of {args.group}",
+            f"{counted(args.consumed, 'consumed sample ends', 'consumed samples end')} inside a step of {args.group}",
             expected=f"a multiple of {args.group} within each epoch of {active}",
             fix="continue with the number of ranks and the microbatch with which the samples were consumed",
         )

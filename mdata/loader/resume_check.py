@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.util.canonical_json import hash_of
 
 Continued = tuple[str, int]
@@ -72,7 +72,7 @@ def goes_on(before: object, now: object, *, continues: tuple[object, int] | None
     if until < consumed:
         raise UsageError(
             "the blend changes at a sample that the run has already read",
-            found=f"the blend changes at sample {until}; the run has read {consumed} samples",
+            found=f"the blend changes at sample {until}; the run has read {counted(consumed, 'sample')}",
             expected=f"a change at sample {consumed} or later",
             fix=f"mdata blend --from OLD.json --at-sample {consumed} ..., or continue from an older checkpoint",
         )

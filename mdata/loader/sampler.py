@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.loader.batch_sizes import BatchSizes
 from mdata.loader.resume_check import Continued, goes_on
 from mdata.order.permutation import shuffled_range
@@ -68,7 +68,7 @@ def rank_rows(batch: NDArray[np.int64], *, dp_rank: int, dp_size: int, micro_bat
         )
     if not len(batch) or len(batch) % (dp_size * micro_batch):
         raise UsageError(
-            f"the global batch {len(batch)} is not a multiple of microbatch {micro_batch} x {dp_size} ranks",
+            f"the global batch {len(batch)} is not a multiple of microbatch {micro_batch} x {counted(dp_size, 'rank')}",
             expected=f"a multiple of {micro_batch * dp_size}",
             fix="another global batch, microbatch, or number of data-parallel ranks",
         )
@@ -109,7 +109,7 @@ class Sampler:
             UsageError: names the size.
         """
         if self.consumed < 0:
-            raise UsageError(f"{self.consumed} consumed samples", expected="0 or more")
+            raise UsageError(counted(self.consumed, "consumed sample"), expected="0 or more")
         for size in self.sizes.sizes:
             self._rows(0, size)
 

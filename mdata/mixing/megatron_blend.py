@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from mdata import _core
 from mdata.array_cache.cache import Cache
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.util.arrays import Int64s, running_sums
 from mdata.util.pickling import PickledByArguments
 
@@ -106,7 +106,7 @@ class MegatronBlend(PickledByArguments):
             least = math.ceil((taken / size - 1 + SURPLUS) * 1000) / 1000 if size else None
             raise UsageError(
                 f"the blend takes more samples of {name} than there are",
-                found=f"{taken} samples taken, {size} there{built}",
+                found=f"{counted(taken, 'sample')} taken, {size} there{built}",
                 expected="shares of small components that are at least a sample each: they are rounded up, and the"
                 " largest component makes up for it",
                 fix=(f"blend_surplus={least:g} (--blend-surplus, or data.blend_surplus of a run), " if least else "")
@@ -143,7 +143,7 @@ def requests(
         UsageError: as `normalise`; a negative number of samples; a surplus that is negative or not finite.
     """
     if num_samples < 0 or not 0 <= surplus < math.inf:
-        raise UsageError(f"{num_samples} samples with a surplus of {surplus}", expected="0 or more of both")
+        raise UsageError(f"{counted(num_samples, 'sample')} with a surplus of {surplus}", expected="0 or more of both")
     shares = normalise(weights)
     targets = [math.ceil(num_samples * share) for share in shares]
     # As in Megatron, the factor is rounded before it is used: 1.005 as a double is slightly less.

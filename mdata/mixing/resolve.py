@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdata.errors import counted
 from mdata.mixing.phased_blend import PhasedBlend, Segment
 from mdata.mixing.schedule import (
     NO_LENGTH,
@@ -146,7 +147,9 @@ def _segments(schedule: BlendSchedule, sizes: Sizes, problems: list[str]) -> lis
         return []
     total = sum((sum(samples.end, Fraction(0)) for samples in exact), Fraction(0))
     if total > LARGEST_SUM:
-        problems.append(f"the blend is {math.ceil(total)} samples long; at most {LARGEST_SUM} can be counted")
+        problems.append(
+            f"the blend is {counted(math.ceil(total), 'sample')} long; at most {LARGEST_SUM} can be counted"
+        )
         return []
     segments = []
     if exact:
@@ -216,8 +219,8 @@ def _length_problem(length: Fraction | None, fixed: Fraction, weight_sum: Fracti
         if weight_sum:
             return NO_LENGTH
         return None
-    needed = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
-    length_text = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"
+    needed = f"{counted(math.ceil(fixed), 'sample')} ({counted(math.ceil(fixed * sequence_length), 'token')})"
+    length_text = f"{counted(math.ceil(length), 'sample')} ({counted(math.ceil(length * sequence_length), 'token')})"
     if weight_sum and fixed >= length:
         return f"its amounts ask for {needed}, its length is {length_text}; {NO_ROOM}"
     if fixed - length >= 1:
@@ -264,7 +267,7 @@ def _cut(segments: Sequence[Segment], length: int, problems: list[str], *, at: i
         cut_segments.append(Segment(segment.weights, room if segment.length is None else min(room, segment.length)))
     have = sum(part.length or 0 for part in cut_segments)
     if have < length:
-        problems.append(f"the blend changes at sample {at:,}, {length - have:,} samples after its end")
+        problems.append(f"the blend changes at sample {at:,}, {counted(length - have, 'sample')} after its end")
     return cut_segments
 
 
@@ -278,8 +281,8 @@ def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
     endless = blend.num_samples is None
     samples_read = blend.cursors[-2 if endless else -1].tolist()
     problems = [
-        f"{sizes.names[i]} may be read {sizes.caps[i]} times ({limit:,} samples), its share asks for "
-        f"{samples_read[i]:,} samples ({samples_read[i] / sizes.samples_per_epoch[i]:.4g} epochs)"
+        f"{sizes.names[i]} may be read {sizes.caps[i]} times ({counted(limit, 'sample')}), its share "
+        f"asks for {counted(samples_read[i], 'sample')} ({samples_read[i] / sizes.samples_per_epoch[i]:.4g} epochs)"
         for i, limit in limits.items()
         if samples_read[i] > limit
     ]

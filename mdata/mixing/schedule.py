@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.mixing.shares import WEIGHT, Share, as_text, integer_weights
 
 NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
@@ -144,4 +144,4 @@ def blend_error(problems: Sequence[str], *, fix: str | None = None) -> UsageErro
         return UsageError(problems[0], fix=fix)
     shown = [*problems[:20], *([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])]
     lines = "".join(f"\n  - {problem}" for problem in shown)
-    return UsageError(f"the blend has {len(problems)} problems:{lines}", fix=fix)
+    return UsageError(f"the blend has {counted(len(problems), 'problem')}:{lines}", fix=fix)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata._core import Mersenne, fill_sample_index
-from mdata.errors import ResourceError, UsageError
+from mdata.errors import ResourceError, UsageError, counted
 from mdata.util.machine_limits import available_bytes
 
 # The last epoch is shuffled separately if less than this part of it is needed.
@@ -117,7 +117,7 @@ def _check(tokens_per_epoch: int, request: MegatronRequest) -> None:
     if not 0 <= request.seed <= _UNSIGNED_32:
         raise UsageError(f"seed {request.seed}", expected="from 0 to 2^32 - 1, the range of Megatron's generator")
     if request.num_samples is not None and request.num_samples < 0:
-        raise UsageError(f"{request.num_samples} samples", expected="0 or more")
+        raise UsageError(counted(request.num_samples, "sample"), expected="0 or more")
     if tokens_per_epoch == 0 and request.num_samples is not None:
         raise UsageError(
             "the split has no tokens, so no number of epochs gives the requested samples",
@@ -166,12 +166,12 @@ def _check_room(request: MegatronRequest, sizes: MegatronPlan) -> None:
     needed += sizes.samples * _shuffle_type(sizes).itemsize
     available = available_bytes()
     if available is not None and needed > available:
-        wanted = "one epoch" if request.num_samples is None else f"{request.num_samples:,} samples"
+        wanted = "one epoch" if request.num_samples is None else counted(request.num_samples, "sample")
         raise ResourceError(
             f"the arrays of Megatron's order do not fit in memory: {wanted} of {request.sequence_length:,} tokens",
             found=f"{available:,} bytes available",
-            expected=f"{needed:,} bytes, for {documents:,} documents of {sizes.epochs:,} epochs and "
-            f"{sizes.samples:,} samples",
+            expected=f"{needed:,} bytes, for {counted(documents, 'document')} of {counted(sizes.epochs, 'epoch')} and "
+            f"{counted(sizes.samples, 'sample')}",
             fix="use fewer samples, a machine with more memory, or the native order, which needs no arrays",
         )
 

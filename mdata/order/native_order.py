@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.order.permutation import Permutation
 from mdata.util.pickling import PickledByArguments
 from mdata.util.random_keys import Key, derive_key
@@ -82,8 +82,8 @@ class StreamOrder(PickledByArguments):
         if num_tokens < least:
             raise UsageError(
                 f"corpus {key.corpus_id}: the split is shorter than one sample",
-                found=f"{num_tokens} tokens for sequence length {sequence_length}",
-                expected=f"at least {least} tokens",
+                found=f"{counted(num_tokens, 'token')} for sequence length {sequence_length}",
+                expected=f"at least {counted(least, 'token')}",
                 fix="use a shorter sequence length, give the split a larger share, or add text",
             )
         self.num_tokens = num_tokens

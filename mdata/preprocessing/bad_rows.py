@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
-from mdata.errors import BadInputError
+from mdata.errors import BadInputError, counted
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.manifest.types import CorpusManifest
 from mdata.progress import Progress
@@ -114,7 +114,7 @@ def _check_limit(bad: int, rows: int, limit: str) -> None:
 def _too_many(bad: int, rows: int | None, limit: str, *, last: BadInputError | None = None) -> BadInputError:
     return BadInputError(
         f"too many bad rows{f', the last: {str(last).splitlines()[0]}' if last else ''}",
-        found=f"{bad} bad rows" if rows is None else f"{bad} of {rows} rows",
+        found=counted(bad, "bad row") if rows is None else f"{bad} of {rows} rows",
         expected=f"at most {limit} (max_errors)",
         fix="correct or remove them, or raise --max-errors",
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from mdata.corpus.corpus import open_corpus
 from mdata.corpus.paths import unfinished_file
 from mdata.corpus.verify import verify
-from mdata.errors import MdataError, UsageError
+from mdata.errors import MdataError, UsageError, counted
 from mdata.indexed.pair_format import bin_path
 from mdata.manifest.io import load_manifest
 from mdata.manifest.sidecars import manifest_path
@@ -183,7 +183,7 @@ def _other_job(job: JobPlan, name: str, manifest: CorpusManifest) -> str | None:
     provenance = manifest.provenance
     assert provenance is not None, "a corpus without provenance was not made by this command"
     if len(provenance.inputs) != len(job.files):
-        return f"it was made from {len(provenance.inputs)} inputs; {len(job.files)} are given"
+        return f"it was made from {counted(len(provenance.inputs), 'input')}; this command gives {len(job.files)}"
     for number, (file, input) in enumerate(zip(job.files, provenance.inputs, strict=True)):
         if printable_path(file.path) == "-":
             return "standard input cannot be compared with the earlier input"

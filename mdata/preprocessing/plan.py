@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mdata.dedup.row_set import FileRows, RowSet
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.indexed.pair_format import smallest_dtype
 from mdata.manifest.types import section_name
 from mdata.preprocessing.encode import HOLDOUT_BITS, EncodeSpec
@@ -317,7 +317,7 @@ def _eod_to_append(options: PreprocessOptions, tokenizer: Tokenizer) -> int | No
     if tokenizer.eod > np.iinfo(dtype.name).max:
         raise UsageError(
             f"append_eod: the end-of-document id does not fit {dtype.name}, the token type for this vocabulary size",
-            found=f"id {tokenizer.eod}, {tokenizer.vocab_size} entries",
+            found=f"id {tokenizer.eod}, {counted(tokenizer.vocab_size, 'entry', 'entries')}",
             fix="an end-of-document token inside the vocabulary",
         )
     return tokenizer.eod

@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.object_storage.address import address_of, is_address, neither, refuse_output_address
 from mdata.sources.chat_schema import SCHEMA_KEYS, ChatSchema
@@ -220,7 +220,7 @@ def _check_choices(options: PreprocessOptions) -> None:
         raise UsageError("conversations are not made by a template of columns", fix="leave text_template out")
     if options.text_template is not None and len(options.json_keys) != 1:
         raise UsageError(
-            f"text_template makes one text, and json_keys names {len(options.json_keys)} results",
+            f"text_template makes one text, and json_keys names {counted(len(options.json_keys), 'result')}",
             fix="one key, which names the result",
         )
     template_and_filter(options)

@@ -17,6 +17,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from mdata.errors import counted
 from mdata.indexed.append_file import SyncPoint
 from mdata.preprocessing.journal import Journal
 from mdata.preprocessing.placing import discard_others, discard_run
@@ -130,7 +131,8 @@ def _other_job(old: dict[str, Any], new: dict[str, Any], *, bad: int) -> str | N
     policies = old.get("policy"), new["policy"]
     reason = difference({**old, "policy": None}, {**new, "policy": None})
     if reason is None and bad and policies[0] != policies[1]:
-        return f"{bad:,} bad rows were found under {_policy(policies[0])}, now it is {_policy(policies[1])}"
+        there = counted(bad, "bad row was", "bad rows were")
+        return f"{there} found under {_policy(policies[0])}, now it is {_policy(policies[1])}"
     return reason
 
 
@@ -180,7 +182,7 @@ def input_changed(job: JobPlan, file: SourceFile, *, recorded: InputState) -> st
 
 def _changed_input(job: JobPlan, state: JobState) -> str | None:
     if len(state.inputs) > len(job.files):
-        return f"{len(state.inputs)} inputs were read, {len(job.files)} are given"
+        return f"{counted(len(state.inputs), 'input was', 'inputs were')} read, {len(job.files)} are given"
     for file, recorded in zip(job.files, state.inputs, strict=False):
         if reason := input_changed(job, file, recorded=recorded):
             return reason
@@ -191,7 +193,9 @@ def _changed_input(job: JobPlan, state: JobState) -> str | None:
 
 def _progress_so_far(job: JobPlan, state: JobState) -> str:
     file, chunk = state.next_chunk
-    line = f"continuing an earlier run: {state.rows:,} rows are done ({file} inputs, and {chunk} chunks of the next)"
+    inputs, chunks = counted(file, "input"), counted(chunk, "chunk")
+    done = counted(state.rows, "row is", "rows are")
+    line = f"continuing an earlier run: {done} done ({inputs}, and {chunks} of the next)"
     if chunk and job.files[file].streamed:
         line += f"; {input_name(job.files[file])} is read again from its start"
     return line

@@ -22,7 +22,7 @@ import numpy as np
 
 from mdata.dedup.plan import CLUSTERS, signer_of
 from mdata.dedup.row_set import FACTS, RowSet, path_of
-from mdata.errors import DamageError, MdataError, os_errors_named
+from mdata.errors import DamageError, MdataError, counted, os_errors_named
 from mdata.reporting.html_tables import Cell, percent, table
 from mdata.reporting.report_style import STYLE
 from mdata.reporting.svg import escape
@@ -200,7 +200,7 @@ def _page(
         how += f"; at least {percent(options['verify'])} of them in common"
     lead = (
         f"{counts['removed']:,} of {counts['rows']:,} rows ({percent(share)}) repeat earlier ones, "
-        f"{counts['exact']:,} of them exactly; {counts['clusters']:,} groups; {how}"
+        f"{counts['exact']:,} of them exactly; {counted(counts['clusters'], 'group')}; {how}"
     )
     sections = [
         f'<h1>{escape(str(rows.folder))}</h1><p class="lead">{escape(lead)}</p>',
@@ -226,7 +226,7 @@ def _files(rows: RowSet) -> str:
         [Cell(file.path), Cell(file.rows), Cell(file.removed), Cell(percent(file.removed / max(1, file.rows)))]
         for file in files[:_FILES]
     ]
-    more = f'<p class="lead">and {len(files) - _FILES:,} more files</p>' if len(files) > _FILES else ""
+    more = f'<p class="lead">and {counted(len(files) - _FILES, "more file")}</p>' if len(files) > _FILES else ""
     return f"<h2>Files</h2>{table(['file', 'rows', 'removed', 'share'], lines)}{more}"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mdata.blend_planning.preview import BlendRow
+from mdata.errors import counted
 from mdata.reporting import plots as report_plots
 from mdata.reporting.curves import Band, bands_of
 from mdata.reporting.html_tables import Cell, percent, table
@@ -42,8 +43,8 @@ def _head(data: ReportData) -> str:
     kind = {"blend": "blend", "corpus": "corpus", "pair": "token files without a manifest"}[data.kind]
     facts = [
         f"{kind} {data.id[:16]}",
-        f"{len(data.parts):,} component{'s' * (len(data.parts) != 1)}" if data.kind == "blend" else "",
-        f"{tokens:,} tokens in {documents:,} documents",
+        counted(len(data.parts), "component") if data.kind == "blend" else "",
+        f"{counted(tokens, 'token')} in {counted(documents, 'document')}",
         _training(data),
     ]
     notes = [*data.notes, *([data.vocabulary.problem] if data.vocabulary.problem else [])]
@@ -60,10 +61,10 @@ def _training(data: ReportData) -> str:
     preview = data.preview
     if preview is None or preview.num_samples is None:
         return ""
-    tokens = f"{preview.num_samples * (preview.sequence_length or 1):,} tokens"
+    tokens = counted(preview.num_samples * (preview.sequence_length or 1), "token")
     length = tokens
     if preview.sequence_length is not None:
-        length = f"{preview.num_samples:,} samples of {preview.sequence_length:,} tokens ({tokens})"
+        length = f"{counted(preview.num_samples, 'sample')} of {preview.sequence_length:,} tokens ({tokens})"
     assumed = " (assumed: the tokens of all corpora; set another length with --tokens or --samples)"
     ends = " (its end)" if preview.blend.num_samples == preview.num_samples else ""
     return f"for a training of {length}" + (assumed if data.assumed_length else ends)
@@ -211,7 +212,7 @@ def _words(words: Vocabulary) -> str:
         "Every token was counted."
         if words.full
         else (
-            f"Counted in {words.mixture.counted:,} tokens, drawn in blocks from all of each "
+            f"Counted in {counted(words.mixture.counted, 'token')}, drawn in blocks from all of each "
             "component with its id as the seed; --full counts them all."
         )
     )

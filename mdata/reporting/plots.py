@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mdata.errors import counted
 from mdata.reporting import svg
 from mdata.reporting.curves import Band, Curves
 from mdata.reporting.token_counts import Lengths
@@ -32,7 +33,8 @@ def shares_over_training(curves: Curves, unit: str) -> str:
         parts.append(svg.area(outline, kind=kind_of(band), strength=band.strength, hint=hint))
         below = above
     parts += [_phases(frame, curves), svg.titles(frame, y="share")]
-    description = f"{len(curves.bands)} areas over {curves.edges[-1]:,} {unit} in {len(curves.phases)} phases"
+    areas, phases = counted(len(curves.bands), "area"), counted(len(curves.phases), "phase")
+    description = f"{areas} over {curves.edges[-1]:,} {unit} in {phases}"
     return svg.drawing(WIDTH, 340, label="Shares over training", description=description, parts=parts)
 
 
@@ -56,7 +58,7 @@ def epochs_over_training(curves: Curves, unit: str, *, names: Sequence[str]) -> 
     parts += [svg.rule(frame.left, y, to=(right, y)) for y in places]
     parts += [svg.text((right + 6, y + 4.5), label, kind="quiet") for y, label in _mark_labels(marks, places, 16)]
     parts += [_phases(frame, curves), svg.titles(frame, y="epochs")]
-    description = f"{len(names)} curves; at the end between {last.min():.4g} and {last.max():.4g} epochs"
+    description = f"{counted(len(names), 'curve')}; at the end between {last.min():.4g} and {last.max():.4g} epochs"
     return svg.drawing(WIDTH, 320, label="Epochs over training", description=description, parts=parts)
 
 
@@ -84,7 +86,7 @@ def epochs_at_end(curves: Curves, names: Sequence[str], *, caps: Sequence[str | 
         hint = f"{names[i]}: {value} epochs"
         parts.append(svg.bar(frame.left, y, width=wide, height=16, kind=kind, strength=strength, hint=hint))
         parts.append(svg.text((frame.left + wide + 6, y + 13), value))
-    description = f"{len(shown)} bars, from {last[shown[0]]:.4g} down to {last[shown[-1]]:.4g} epochs"
+    description = f"{counted(len(shown), 'bar')}, from {last[shown[0]]:.4g} down to {last[shown[-1]]:.4g} epochs"
     return svg.drawing(WIDTH, height, label="Epochs at the end", description=description, parts=parts)
 
 
@@ -106,7 +108,7 @@ def document_lengths(name: str, lengths: Lengths, *, classes: range) -> str:
             if values[i]:
                 parts.append(svg.bar(left, top, width=right - left, height=height, kind=kind, hint=hint))
     parts.append(svg.titles(frame, x="tokens in a document, up to"))
-    description = f"{sum(lengths.documents):,} documents, {sum(lengths.tokens):,} tokens"
+    description = f"{counted(sum(lengths.documents), 'document')}, {counted(sum(lengths.tokens), 'token')}"
     return svg.drawing(420, 190, label=f"Document lengths of {name}", description=description, parts=parts)
 
 
@@ -181,7 +183,7 @@ def _mark_labels(marks: Sequence[int], places: Sequence[float], gap: float) -> l
     """The labels of the marks; one common label if the marks are too close to each other."""
     if len(marks) > 1 and abs(places[0] - places[-1]) < gap:
         return [(sum(places) / len(places), f"{' and '.join(map(str, marks))} epochs")]
-    return [(at, "1 epoch" if mark == 1 else f"{mark} epochs") for mark, at in zip(marks, places, strict=True)]
+    return [(at, counted(mark, "epoch")) for mark, at in zip(marks, places, strict=True)]
 
 
 def _parts(counts: Sequence[int], classes: range) -> list[float]:
@@ -197,7 +199,7 @@ def largest(k: int) -> str:
 
 
 def _range_of(k: int) -> str:
-    return "no token" if k == 0 else "1 token" if k == 1 else f"{2 ** (k - 1):,} to {2**k - 1:,} tokens"
+    return "no token" if k == 0 else f"{2 ** (k - 1):,} to {counted(2**k - 1, 'token')}"
 
 
 def _range(values: Sequence[float]) -> str:

@@ -16,7 +16,7 @@ from mdata.blend.blend import OpenBlend
 from mdata.blend.open_blend import open_blend
 from mdata.blend_planning.preview import BlendPreview, BlendRow, blend_table, preview_blend
 from mdata.corpus.corpus import Corpus, open_corpus
-from mdata.errors import UsageError, few
+from mdata.errors import UsageError, counted, few
 from mdata.manifest.io import load_manifest
 from mdata.manifest.types import BlendManifest
 from mdata.reporting.curves import Curves, curves_of
@@ -204,7 +204,7 @@ def _notes(corpora: tuple[Corpus, ...]) -> tuple[str, ...]:
     for name, field in fields:
         names = [corpus.name for corpus in corpora if getattr(corpus.manifest, field) is None]
         if names:
-            all_of = f"all {len(corpora):,} components" if len(names) == len(corpora) else few(names, 5)
+            all_of = f"all {counted(len(corpora), 'component')}" if len(names) == len(corpora) else few(names, 5)
             whose = "its" if len(corpora) == 1 else f"of {all_of} the"
             notes.append(f"{whose} {name}")
     odd = [corpus.name for corpus in corpora if not corpus.contiguous]

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mdata.corpus.fetch import CorpusCopy
-from mdata.errors import MdataError, UsageError, os_errors_named
+from mdata.errors import MdataError, UsageError, counted, os_errors_named
 from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.manifest.sidecars import hashes_paths, manifest_path
 from mdata.object_storage.address import Address, parse_address
@@ -128,7 +128,9 @@ class _StoredParts:
             with ThreadPoolExecutor(_THREADS) as pool:
                 deque(pool.map(lambda part: self._copy_of(part, SILENT).origins_of(part.manifest), parts), maxlen=0)
             return
-        progress.begin(f"fetching {len(parts)} parts", sum(p.manifest.shards[0].bytes for p in parts), unit="B")
+        progress.begin(
+            f"fetching {counted(len(parts), 'part')}", sum(p.manifest.shards[0].bytes for p in parts), unit="B"
+        )
         try:
             for part in parts:
                 self._copy_of(part, progress).files_of(part.manifest)

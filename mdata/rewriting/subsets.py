@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mdata.corpus.corpus import Corpus, open_corpus
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.manifest.types import CorpusManifest
 from mdata.mixing.shares import fraction_of
 from mdata.order.permutation import Permutation
@@ -115,7 +115,7 @@ def sample(
         source,
         {result: made_by},
         make=make,
-        command=f"sample of {corpus.id[:16]}, {tokens} tokens, seed {seed}",
+        command=f"sample of {corpus.id[:16]}, {counted(tokens, 'token')}, seed {seed}",
         called=f"this sample of {corpus.name}",
         doing=f"sampling {corpus.name}",
         num_tokens=tokens,

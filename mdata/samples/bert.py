@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mdata import _core
 from mdata.array_cache.cache import Cache
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.samples.base import SamplePiece
 from mdata.samples.gpt import GptSamples
 from mdata.samples.masked import MaskedSamples
@@ -75,7 +75,7 @@ class FullRowBertSamples(BertSamples):
         if self._length < 1 or stop - start < (self._length if self.order == "native" else 1):
             raise UsageError(
                 f"{self.corpus.name} is shorter than one full row",
-                found=f"{stop - start} tokens, sequence length {self.sequence_length}",
+                found=f"{counted(stop - start, 'token')}, sequence length {self.sequence_length}",
                 expected=f"at least sequence length - {_NUM_SPECIAL} tokens, and more than none",
                 fix="a shorter sequence length, or more text",
             )

@@ -27,7 +27,7 @@ from mdata import _core
 from mdata.array_cache.cache import Cache, in_memory
 from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.order.permutation import Permutation
 from mdata.samples.base import SamplePiece
 from mdata.samples.field_samples import FieldSamples
@@ -56,7 +56,9 @@ class SentenceText:
         if level in of_rows or (level != "sentence" and not any(several)):
             raise UsageError(
                 f"{corpus.name} is not divided into sentences",
-                found=of_rows.get(level, f"{corpus.num_sequences} sequences in {corpus.num_documents} documents"),
+                found=of_rows.get(
+                    level, f"{counted(corpus.num_sequences, 'sequence')} in {counted(corpus.num_documents, 'document')}"
+                ),
                 fix="mdata preprocess --split-sentences",
             )
         self.corpus = corpus

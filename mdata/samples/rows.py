@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata._core import RowRules, cumulative_lengths, finish_rows
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.indexed.gather import Cuts
 from mdata.samples.sample_options import FieldKind
 from mdata.util.arrays import Int64s, ranges
@@ -312,7 +312,7 @@ def room_in(out: Rows | Int64s, num_rows: int, *, options: RowOptions) -> Rows:
     if not (isinstance(text, np.ndarray) and text.shape == shape and text.dtype == _INT64 and text.flags.carray):
         of_array = isinstance(text, np.ndarray)
         raise UsageError(
-            f"out cannot take {num_rows} samples",
+            f"out cannot take {counted(num_rows, 'sample')}",
             found=f"{text.dtype}{list(text.shape)}" if of_array else type(text).__name__,
             expected=f"int64{list(shape)}, contiguous and writable",
             fix=f"out = dataset.empty_rows({num_rows})",

@@ -13,7 +13,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mdata import _core
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from mdata.samples.special_tokens import MaskedVocabulary
@@ -275,7 +275,7 @@ class T5(MaskedKind):
     def __post_init__(self) -> None:
         check_integer("decoder_length", self.decoder_length, least=1, most=LONGEST)
         if self.decoder_length < _LEAST_DECODER:
-            raise UsageError("the decoder has no room for a span", found=f"{self.decoder_length} tokens")
+            raise UsageError("the decoder has no room for a span", found=counted(self.decoder_length, "token"))
         if self.masking.permutation:
             raise UsageError("T5 has no labels for a permutation of tokens; only BERT does")
 

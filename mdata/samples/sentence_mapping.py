@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata import _core
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.util.random_keys import Key
 
 LONGEST_SENTENCE = 512
@@ -51,7 +51,7 @@ class MappingOptions:
         if not 2 <= self.longest <= _MOST_TARGET:
             raise UsageError(
                 "the sequence length leaves no room for text",
-                found=f"{max(self.longest, 0)} tokens beside the special ones",
+                found=f"{counted(max(self.longest, 0), 'token')} beside the special ones",
                 expected="2 or more",
             )
         if not 0.0 <= self.short_probability <= 1.0:
@@ -144,10 +144,11 @@ def _arrays(
 
 def _refuse_empty(boundaries: npt.NDArray[np.int64], options: MappingOptions) -> None:
     counts = np.diff(boundaries)
+    least = counted(options.least_sentences, "sentence")
     enough = int(np.count_nonzero(counts >= options.least_sentences))
     raise UsageError(
         "no document can be made into samples",
-        found=f"{len(counts)} documents, {enough} of them with {options.least_sentences} sentences or more",
+        found=f"{counted(len(counts), 'document')}, {enough} of them with at least {least}",
         expected=f"such a document, with no sentence longer than {LONGEST_SENTENCE} tokens",
         fix="mdata preprocess --split-sentences; without the next-sentence head (head = false) one sentence is enough",
     )

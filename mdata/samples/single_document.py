@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from mdata.corpus.corpus import Corpus
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.samples.base import NativelyOrdered, SamplePiece, pieces_of_runs, samples_at
 from mdata.samples.rows import Gathered, RowOptions
@@ -58,7 +58,7 @@ class DocumentSamples(NativelyOrdered):
         if not total:
             raise UsageError(
                 "no document fits into a row",
-                found=f"{self.last - self.first} documents for sequence length {options.sequence_length}",
+                found=f"{counted(self.last - self.first, 'document')} for sequence length {options.sequence_length}",
                 fix='a longer sequence length, or longer="cut"',
             )
         # One "token" per document: a stream order whose samples are single entries.

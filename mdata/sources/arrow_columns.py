@@ -25,7 +25,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mdata.errors import BadInputError, MdataError, UsageError, explain_os_error
+from mdata.errors import BadInputError, MdataError, UsageError, counted, explain_os_error
 from mdata.sources.input_files import SourceFile
 from mdata.sources.jsonl import columns_of, parse_lines
 from mdata.sources.record_batch import (
@@ -117,7 +117,7 @@ def damage_named(file: SourceFile, kind: str, *, rows: Callable[[], int]) -> Ite
             raise explain_os_error(error, "reading the input") from error
         memory = ", or needs more memory than there is" if isinstance(error, MemoryError) else ""
         raise BadInputError(
-            f"{file.path}: the {kind} data is damaged after {rows()} rows{memory}",
+            f"{file.path}: the {kind} data is damaged after {counted(rows(), 'row')}{memory}",
             found=_one_line(str(error) or type(error).__name__),
             fix="download or write the file again",
         ) from error

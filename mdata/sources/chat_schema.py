@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import orjson
 
+from mdata.errors import counted
 from mdata.sources.conversation import ASSISTANT, BadConversation, WritesMessages, flat_messages
 
 ChatSchema = Literal["messages", "alpaca", "dolly", "pairs"]
@@ -89,7 +90,7 @@ def _flat_pair(chosen: Any, record: _Fields, *, train_on: str, template: WritesM
     for name, side in zip(("chosen", REJECTED), sides, strict=True):
         try:
             if train_on != "all" and not any(_is_answer(message) for message in side[common:]):
-                raise BadConversation(f"it has no assistant turn after the {common} messages that both have")
+                raise BadConversation(f"it has no assistant turn after the {counted(common, 'message')} that both have")
             flats.append(flat_messages(side, train_on, record=beside, template=template, context=common))
         except BadConversation as error:
             raise BadConversation(f"{name!r}: {error}") from error

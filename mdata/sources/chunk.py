@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from mdata.errors import UsageError, explain_os_error
+from mdata.errors import UsageError, counted, explain_os_error
 from mdata.sources.input_files import SourceFile
 from mdata.sources.record_batch import ChunkContent, ReadSpec
 from mdata.sources.record_boundaries import read_span, read_start
@@ -129,7 +129,7 @@ def _check_keys(file: SourceFile, spec: ReadSpec) -> None:
     if len(spec.json_keys) != 1:
         raise UsageError(
             f"{file.path} is {kind}, which has one text per document",
-            found=f"{len(spec.json_keys)} keys: {', '.join(spec.json_keys)}",
+            found=f"{counted(len(spec.json_keys), 'key')}: {', '.join(spec.json_keys)}",
             fix=f"preprocess {kind} in a run of its own, with one key",
         )
     if file.format == "text" and (spec.template or spec.where):

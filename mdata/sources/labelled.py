@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mdata.errors import BadInputError, UsageError, os_errors_named
+from mdata.errors import BadInputError, UsageError, counted, os_errors_named
 from mdata.progress import SILENT, Progress
 
 Task = Literal["mnli", "qqp", "race", "classify"]
@@ -169,7 +169,7 @@ def read_labelled(
                 read.rows.append(LabelledRow(number, row, name, label, texts))
     if read.skipped:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(read.skipped.items()))
-        progress.note(f"{path}: {len(read.rows):,} rows; left out: {counts}")
+        progress.note(f"{path}: {counted(len(read.rows), 'row')}; left out: {counts}")
     return read
 
 
@@ -245,7 +245,7 @@ def _parser(
     if len(header) < least:
         raise UsageError(
             f"{file} is no file of task {task}",
-            found=f"a header of {len(header)} column{'s' * (len(header) > 1)}",
+            found=f"a header of {counted(len(header), 'column')}",
             expected=f"at least {least}, separated by tabs",
         )
     return lambda line, row: iter(()) if row == 1 else iter([read(line, len(header))])
@@ -254,7 +254,7 @@ def _parser(
 def _mnli(line: str, width: int) -> Parsed:
     cells = _cells(line.rstrip())
     if len(cells) < _MNLI_TEST:
-        raise Refused("of another width", f"{len(cells)} columns instead of at least {_MNLI_TEST}")
+        raise Refused("of another width", f"{counted(len(cells), 'column')} instead of at least {_MNLI_TEST}")
     first, second, gold = (clean_text(cells[place].strip()) for place in (8, 9, -1))
     if width == _MNLI_TEST:
         label = None
@@ -270,7 +270,7 @@ def _qqp(line: str, width: int) -> Parsed:
     is_test = width == _QQP_TEST
     cells, columns = _cells(line), _QQP_TEST if is_test else _QQP_TRAIN
     if len(cells) != columns:
-        reason = f"{len(cells)} columns instead of {columns}: a tab or newline in a question"
+        reason = f"{counted(len(cells), 'column')} instead of {columns}: a tab or newline in a question"
         raise Refused("of another width", reason, known=not is_test)
     first, second = (clean_text(cell.strip()) for cell in (cells[1:3] if is_test else cells[3:5]))
     if not first or not second:
@@ -292,12 +292,15 @@ def _race(line: str) -> Iterator[Parsed]:
         raise Refused("of another form", "no article with lists of questions, options and answers")
     if len({*map(len, lists)}) > 1:
         counts = [*map(len, lists)]
-        raise Refused("of another form", f"{counts[0]} questions, {counts[1]} options and {counts[2]} answers")
+        raise Refused(
+            "of another form",
+            f"{counted(counts[0], 'question')}, {counted(counts[1], 'option')} and {counted(counts[2], 'answer')}",
+        )
     context = clean_text(article)
     made: list[Parsed] = []
     for number, (question, choices, answer) in enumerate(zip(*lists, strict=True), 1):
         if not isinstance(choices, list) or len(choices) != NUM_CHOICES:
-            found = f"{len(choices)} options" if isinstance(choices, list) else "no list of options"
+            found = counted(len(choices), "option") if isinstance(choices, list) else "no list of options"
             raise Refused("of another form", f"question {number} has {found} instead of {NUM_CHOICES}")
         if not all(isinstance(text, str) for text in (question, *choices, answer)) or answer not in tuple("ABCD"):
             raise Refused("with an unknown label", f"question {number} has the answer {answer!r}, not A to D")
@@ -352,7 +355,7 @@ def _own_records(file: Path) -> Callable[[str, int], dict[str, Any] | None]:
             return None
         cells = _cells(line)
         if len(cells) != len(names):
-            raise Refused("of another width", f"{len(cells)} columns, and the header has {len(names)}")
+            raise Refused("of another width", f"{counted(len(cells), 'column')}, and the header has {len(names)}")
         return dict(zip(names, cells, strict=True))
 
     return of_tsv

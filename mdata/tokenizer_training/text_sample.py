@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal, NamedTuple
 
-from mdata.errors import BadInputError
+from mdata.errors import BadInputError, counted
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunks, read_chunk
 from mdata.sources.input_files import STDIN, SourceFile, check_unchanged
@@ -71,7 +71,7 @@ class Sample:
         for file in {chunk.source.path: chunk.source for chunk, _ in self.chunks}.values():
             check_unchanged(file)
         if first is not None:
-            progress.note(f"skipped {bad:,} rows that cannot be used; the first: {str(first).splitlines()[0]}")
+            progress.note(f"skipped {counted(bad, 'row')} that cannot be used; the first: {str(first).splitlines()[0]}")
 
     def _error(self, chunk: Chunk, rows_before: int | None, bad_row: BadRow) -> BadInputError:
         if rows_before is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mdata.errors import UsageError, os_errors_named
+from mdata.errors import UsageError, counted, os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter
 from mdata.sources.input_files import find_inputs
@@ -142,7 +142,7 @@ def _characters(vocab_size: int, options: TrainOptions, sample: Sample, progress
         raise UsageError(
             f"a vocabulary of {vocab_size} is too small for the characters of this text",
             found=f"{len(covering):,} characters, each alone and with ##",
-            expected=f"at least {2 * len(covering) + vocab_size - 2 * most} entries",
+            expected=f"at least {counted(2 * len(covering) + vocab_size - 2 * most, 'entry', 'entries')}",
             fix="a larger vocab_size, or a smaller character_coverage",
         )
     return "".join(covering)

@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.loader.megatron_sampler import SamplerArgs, torch_permutation
 from mdata.tracing.run_steps import StepPlace, Steps, StepSpan
 from mdata.util.arrays import Int64s
@@ -56,8 +56,8 @@ class CyclicSteps(Steps):
         if num_samples < group or odd:
             problem = f"a step of {odd[0]} samples cannot be split evenly over the ranks" if odd else ""
             raise UsageError(
-                problem or f"{num_samples} samples are less than a step",
-                expected=f"a multiple of {span.micro_batch} x {span.dp_size} = {group} samples",
+                problem or f"{counted(num_samples, 'sample is', 'samples are')} less than a step",
+                expected=f"a multiple of {span.micro_batch} x {span.dp_size} = {counted(group, 'sample')}",
                 fix="--micro-batch and --dp of the training",
             )
         super().__init__([span], seed=0, in_order=True, total=total)

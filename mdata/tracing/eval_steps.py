@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.tracing.run_steps import StepPlace, Steps
 from mdata.util.arrays import Int64s
 
@@ -36,7 +36,7 @@ class EvaluationSteps:
         before = run.spans[0].steps_before  # of which nothing is recorded
         between = range(interval, run.total, interval) if interval else ()
         self._after = [*(step for step in between if step > before), run.total]
-        self._every = f"each {interval} steps and " if interval else ""
+        self._every = f"every {counted(interval, 'step')} and " if interval else ""
 
     @property
     def num_samples(self) -> int | None:
@@ -78,7 +78,7 @@ class EvaluationSteps:
             UsageError: it reads fewer.
         """
         if not 0 <= position < len(self.samples):
-            raise UsageError(f"an evaluation reads no sample {position}", found=f"{len(self.samples)} samples")
+            raise UsageError(f"an evaluation reads no sample {position}", found=counted(len(self.samples), "sample"))
         return int(self.samples[position])
 
     def places(self, sample: int, until_step: int | None = None) -> Iterator[StepPlace]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.loader.batch_sizes import BatchSizes
 from mdata.loader.sampler import global_batch
 from mdata.util.arrays import Int64s
@@ -94,7 +94,7 @@ class Steps:
         if step < 1 or (self.total is not None and step > self.total):
             raise UsageError(
                 f"the run has no step {step}",
-                found=f"{self.total} steps" if self.total is not None else None,
+                found=counted(self.total, "step") if self.total is not None else None,
                 expected="steps from 1 on, as metrics.jsonl counts them",
             )
         if step <= (unknown := self.spans[0].steps_before):
@@ -130,8 +130,8 @@ class Steps:
         if size % (micro_batch * dp_size):
             raise UsageError(
                 f"the rows of step {step} are not whole microbatches of every rank",
-                found=f"{size} rows, {dp_size} data-parallel ranks, microbatches of {micro_batch}",
-                expected=f"a multiple of {micro_batch} x {dp_size} = {micro_batch * dp_size} rows",
+                found=f"{counted(size, 'row')}, {counted(dp_size, 'rank')} along dp, microbatches of {micro_batch}",
+                expected=f"a multiple of {micro_batch} x {dp_size} = {counted(micro_batch * dp_size, 'row')}",
                 fix="--micro-batch and --dp of the training",
             )
         rows: Int64s = np.arange(size).reshape(-1, dp_size, micro_batch)[:, dp_rank].reshape(-1)

@@ -20,7 +20,7 @@ from mdata.corpus.documents import DocumentReader, Origin
 from mdata.dataset.component import Component
 from mdata.dataset.dataset import Dataset
 from mdata.dataset.dataset_options import MegatronOrder
-from mdata.errors import UsageError, few
+from mdata.errors import UsageError, counted, few
 from mdata.samples.base import SamplePiece
 from mdata.samples.sample_options import Gpt, TextKind
 from mdata.tokenizers.base.tokenizer import Tokenizer
@@ -163,7 +163,7 @@ class Tracer:
         if not 0 <= dp_rank < dp_size:
             raise UsageError(
                 f"no rank {dp_rank} has rows of step {step}",
-                found=f"{dp_size} data-parallel ranks",
+                found=counted(dp_size, "data-parallel rank"),
                 expected=f"0 to {dp_size - 1}",
             )
         return steps.rank_rows(step, dp_rank)
@@ -293,7 +293,7 @@ class Tracer:
             whose = "the run" if run else "the dataset"
             raise UsageError(
                 f"{whose} has no sample {number}",
-                found=None if end is None else f"{end} samples, counted from 0",
+                found=None if end is None else f"{counted(end, 'sample')}, counted from 0",
             )
 
     def _epoch(self, part: Component, inside: int) -> int | None:

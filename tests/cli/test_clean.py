@@ -22,7 +22,7 @@ def test_it_says_what_became_of_the_rows(source: Path, tmp_path: Path, capsys: p
     words = ["clean", "--input", str(source), "--output", str(tmp_path / "out"), "--steps", "length", "collapse"]
     assert main([*words, "--length-min-words", "3", "--removed", str(tmp_path / "removed.jsonl")]) == 0
     printed = capsys.readouterr().out
-    assert "3 of 4 rows stay, 1 of them changed; removed: 1 (25.00 %)\n  1  length-min-words\n" in printed
+    assert "3 of 4 rows kept, 1 of them changed; removed: 1 (25.00 %)\n  1  length-min-words\n" in printed
     assert [json.loads(line)["text"] for line in (tmp_path / "out/a.jsonl").read_text().splitlines()] == [
         "one two three",
         "{ one two three",

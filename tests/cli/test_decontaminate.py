@@ -23,10 +23,10 @@ def words(tmp_path: Path) -> list[str]:
 
 def test_it_says_what_was_found(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--output", str(tmp_path / "report"), "--mode", "report"]) == 0
-    assert capsys.readouterr().out == "tasks: 1 of 1 items (100.00 %) in 1 rows\n"
+    assert capsys.readouterr().out == "tasks: 1 of 1 item (100.00 %) in 1 row\n"
     assert main([*words, "--output", str(tmp_path / "drop")]) == 0
     printed = capsys.readouterr().out
-    assert "1 of 2 rows stay" in printed and "  1  contaminated-tasks\n" in printed
+    assert "1 of 2 rows kept" in printed and "  1  contaminated-tasks\n" in printed
     split = ["--mode", "split", "--margin", "1", "--min-characters", "3"]
     assert main([*words, "--output", str(tmp_path / "split"), *split]) == 0
     texts = [json.loads(line)["text"] for line in (tmp_path / "split/a.jsonl").read_text().splitlines()]

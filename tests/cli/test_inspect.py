@@ -32,7 +32,7 @@ def corpus(tmp_path) -> Path:
 def test_preprocess_tells_what_it_left_out(tmp_path, capsys):
     make(tmp_path)
     err = capsys.readouterr().err.splitlines()
-    assert "mdata: 2 of 5 rows were left out: 1 bad-value, 1 not-json" in err
+    assert "mdata: 2 of 5 rows left out: 1 bad-value, 1 not-json" in err
     assert any(line.startswith("mdata: special tokens in the texts: 1;") for line in err)
 
 
@@ -75,5 +75,5 @@ def test_an_empty_input_is_told_in_one_line(tmp_path, capsys):
 
 def test_lengths_in_words():
     assert _lengths_text([2, 0, 0, 5, 1]) == "2 of 0, 5 of 4-7, 1 of 8-15 tokens"
-    assert _lengths_text([0, 3]) == "3 of 1 tokens"
+    assert _lengths_text([0, 3]) == "3 of 1 token"
     assert _lengths_text([]) == "no documents" and _lengths_text(None) is None

@@ -81,7 +81,7 @@ def test_a_batch_file_is_printed_and_not_submitted(slurm, capsys):
 def test_with_fewer_nodes_the_layout_is_the_one_that_the_run_shrinks_to(slurm, here, capsys):
     words = ["--nodes", "1-2", "--print"]
     run = ["run.toml", "--nproc", "1", "mesh.tp=2"]
-    assert launch_slurm(*words, run=run) == 2 and "run.toml on 1 x 1 ranks" in capsys.readouterr().err
+    assert launch_slurm(*words, run=run) == 2 and "run.toml on 1 x 1 rank" in capsys.readouterr().err
     assert launch_slurm(*words, run=[*run, "run.on_lost_node=shrink"]) == 0
     assert "\nexport MTRAIN_PLANNED_RANKS=2\n" in capsys.readouterr().out
 
@@ -116,9 +116,9 @@ def test_hosts_that_the_run_found_unfit_are_excluded_from_a_new_job(slurm, here,
 @pytest.mark.parametrize(
     ("words", "run", "message"),
     [
-        (["slurm", "--nodes", "3", "--gpus", "1"], ["run.toml"], "run.toml on 3 x 1 ranks: "),
-        (["slurm", "--nodes", "2-3", "--gpus", "1"], ["run.toml"], "run.toml on 3 x 1 ranks: "),
-        (["slurm", "--nodes", "2", "--gpus", "1"], ["run.toml", "mesh.tp=4"], "run.toml on 2 x 1 ranks has 2 problems"),
+        (["slurm", "--nodes", "3", "--gpus", "1"], ["run.toml"], "run.toml on 3 x 1 rank: "),
+        (["slurm", "--nodes", "2-3", "--gpus", "1"], ["run.toml"], "run.toml on 3 x 1 rank: "),
+        (["slurm", "--nodes", "2", "--gpus", "1"], ["run.toml", "mesh.tp=4"], "run.toml on 2 x 1 rank has 2 problems"),
         (
             ["slurm", "--nodes", "3-4", "--gpus", "1"],
             ["run.toml", "run.on_lost_node=shrink"],

@@ -29,7 +29,7 @@ def test_what_is_printed_works(text, tmp_path, capsys, kind):
     words = ["train-tokenizer", *read, "--kind", kind, "--vocab-size", str(SIZES[kind]), "--output", "my tok"]
     assert main(words) == 0
     heard = capsys.readouterr()
-    assert "skipped 1 rows that cannot be used; the first: x.jsonl:201: no key 'body'" in heard.err
+    assert "skipped 1 row that cannot be used; the first: x.jsonl:201: no key 'body'" in heard.err
     first, *lines = heard.out.splitlines()
     assert first.startswith(f"my tok: {SIZES[kind]} entries, end of document ")
     documents = set()

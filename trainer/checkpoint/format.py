@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 from blake3 import blake3
 
+from mdata.errors import counted
 from mdata.util.config_text import load_toml
 from trainer.checkpoint.index_fields import (
     IndexFault,
@@ -271,8 +272,10 @@ def _joined(name: str, parts: Sequence[SavedTensor]) -> SavedTensor:
 def _check_tiles(place: str, shape: tuple[int, ...], slices: Sequence[SavedSlice]) -> None:
     if not tiles_exactly(shape, [(piece.start, piece.size) for piece in slices]):
         covered = sum(math.prod(piece.size) for piece in slices)
-        actual = f"{len(slices)} slices with {covered} elements in total"
-        raise IndexFault(place, actual, f"slices that cover each of the {math.prod(shape)} elements exactly once")
+        actual = f"{counted(len(slices), 'slice')} with {counted(covered, 'element')} in total"
+        raise IndexFault(
+            place, actual, f"slices that cover each of the {counted(math.prod(shape), 'element')} exactly once"
+        )
 
 
 def _part_tensor(name: str, value: Any, *, place: str, file: str) -> SavedTensor:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mdata import MdataError, UsageError
-from mdata.errors import explain_os_error
+from mdata.errors import counted, explain_os_error
 from mdata.util.config_text import load_toml
 from mdata.util.option_synonyms import nearest
 from mdata.util.regular_files import regular_file
@@ -306,7 +306,7 @@ def problems_error(
         return kind(f"{where}: {problems[0]}", fix=fix)
     lines = "".join("\n  - " + problem.replace("\n", "\n    ") for problem in problems[:_LISTED])
     lines += f"\n  - and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-    return kind(f"{where} has {len(problems)} problems:{lines}", fix=fix)
+    return kind(f"{where} has {counted(len(problems), 'problem')}:{lines}", fix=fix)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from blake3 import blake3
 
 import mdata
 from mdata import DamageError, MdataError, UsageError
-from mdata.errors import few, os_errors_named
+from mdata.errors import counted, few, os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io, file_lock
@@ -406,7 +406,7 @@ def with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
             raise UsageError(
                 f"the tokenizer of {folder or model.path} does not fit the model",
                 found=f"{size} ids",
-                expected=f"at most the {model.vocab_size} rows of its embedding",
+                expected=f"at most the {counted(model.vocab_size, 'row')} of its embedding",
                 fix="name the tokenizer that the model was trained with (--tokenizer FOLDER)",
             )
     return model

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mdata import DamageError, MdataError, UsageError
-from mdata.errors import few, wanted_by
+from mdata.errors import counted, few, wanted_by
 from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from mdata.util import atomic_io
@@ -360,7 +360,7 @@ def _shards(path: Path) -> dict[str, str] | None:
         if (path / SINGLE).is_file() and SINGLE not in table.values():
             raise UsageError(
                 f"{path} holds two models",
-                found=f"{SINGLE}, and {SHARDED} with {len(set(table.values()))} other files",
+                found=f"{SINGLE}, and {SHARDED} with {counted(len(set(table.values())), 'other file')}",
                 fix="move away the files of the one that you do not want",
             )
         return table

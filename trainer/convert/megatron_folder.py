@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mdata import DamageError, UsageError
-from mdata.errors import os_errors_named
+from mdata.errors import counted, os_errors_named
 from mdata.util.regular_files import regular_file
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
@@ -231,7 +231,7 @@ def check_rows(config: RunConfig, padded_rows: int, *, where: Path) -> None:
     if (config.model.vocab_size or 0) > padded_rows:
         raise UsageError(
             f"the embedding of {where} is too small",
-            found=f"{padded_rows} rows",
+            found=counted(padded_rows, "row"),
             expected=f"at least model.vocab_size={config.model.vocab_size}",
             fix="leave --set model.vocab_size out, or correct it",
         )

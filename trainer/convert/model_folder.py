@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from mdata import DamageError, UsageError
-from mdata.errors import few, os_errors_named
+from mdata.errors import counted, few, os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.util.regular_files import regular_file
 from trainer.checkpoint.format import RunState
@@ -179,7 +179,7 @@ def check_layers(layers: int, most: int, *, where: Location) -> None:
     if layers > most:
         raise DamageError(
             f"the tensors of {where} do not fit its configuration",
-            found=f"files with {most} tensors",
+            found=f"files with {counted(most, 'tensor')}",
             expected=f"the tensors of {layers} layers, as in the configuration",
             fix="restore the configuration that belongs to these weights, or the missing files",
         )
@@ -212,7 +212,7 @@ def check_tensors(
         raise DamageError(
             f"the tensors of {where} do not fit its configuration",
             found="; ".join(parts),
-            expected=f"the {len(expected)} tensors of the model that the configuration describes",
+            expected=f"the {counted(len(expected), 'tensor')} of the model that the configuration describes",
             fix="restore the configuration that belongs to these weights, or the missing files",
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from mdata.errors import counted
 from trainer.convert.torch_file import StoredTensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -73,7 +74,7 @@ def _of_one(optimizer: Any, parameters: Mapping[str, StoredTensor]) -> NamedMome
         numbers = group.get("params", [])
         if len(numbers) != len(names) or ("weight" in moments and len(main) != len(names)):
             return NamedMoments(
-                {}, f"a group has {len(numbers)} parameters, and the model has {len(names)} of its kind"
+                {}, f"a group has {counted(len(numbers), 'parameter')}, and the model has {len(names)} of its kind"
             )
         for place, (number, name) in enumerate(zip(numbers, names, strict=True)):
             own = state.get(number)

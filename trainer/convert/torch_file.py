@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from mdata import DamageError, UsageError
-from mdata.errors import few, os_errors_named
+from mdata.errors import counted, few, os_errors_named
 from mdata.util.regular_files import regular_file
 from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.links import TensorInfo
@@ -216,7 +216,7 @@ def _from_zip(data: memoryview, file_range: FileRange) -> Any:
     members = zip_members(data)
     pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise PickleFault(f"an archive with {len(pickles)} pickles instead of one: {few(list(members), 4)}")
+        raise PickleFault(f"an archive with {counted(len(pickles), 'pickle')} instead of one: {few(list(members), 4)}")
     prefix = pickles[0].removesuffix("data.pkl")
 
     def checked(name: str) -> memoryview:
@@ -389,8 +389,10 @@ class _Storages:
         storage = self._made[key]
         size = None if storage.file_range is None else storage.file_range.size
         if (storage.dtype, storage.count) != (dtype, count) or size not in (None, count * dtype.itemsize):
-            available = f"{storage.count} elements of {storage.dtype}" if size is None else f"{size} bytes"
-            raise PickleFault(f"storage {key} has {available}, but its tensors say {count} elements of {dtype}")
+            available = f"{counted(storage.count, 'element')} of {storage.dtype}" if size is None else f"{size} bytes"
+            raise PickleFault(
+                f"storage {key} has {available}, but its tensors say {counted(count, 'element')} of {dtype}"
+            )
         return storage
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mdata.errors import ResourceError, StoppedError
+from mdata.errors import ResourceError, StoppedError, counted
 from mdata.launching.on_ray import connected
 from mdata.util import atomic_io
 from mdata.util.commands import command_line
@@ -60,9 +60,8 @@ def train_on_ray(job: RunJob, options: RayOptions, *, tell: Callable[[str], None
 
         resources = {"CPU": float(ranks * options.cpus)} | ({"GPU": float(options.gpus)} if options.gpus else {})
         group = placement_group([resources] * nodes, strategy="STRICT_SPREAD")
-        tell(
-            f"waiting for {nodes} nodes with {', '.join(f'{count:g} {name}' for name, count in resources.items())} each"
-        )
+        each = ", ".join(f"{count:g} {name}" for name, count in resources.items())
+        tell(f"waiting for {counted(nodes, 'node')} with {each} each")
         while not group.wait(1):
             if job.stop_mark.exists():
                 raise StoppedError("stopped while waiting for Ray's nodes", fix="run the same command again")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
 
+from mdata.errors import counted
 from trainer.migrate.arguments import Given, read_arguments
 from trainer.migrate.flags import Flag, flag_table
 from trainer.migrate.launcher import launched_ranks
@@ -220,7 +221,7 @@ def _refused(a: Given) -> Iterator[str]:
             yield f"{name} is for {', '.join(FINETUNED)}"
     files = a["--valid-data"] or ()
     if len(files) != 1 and task not in FINETUNED:
-        yield f"--valid-data names {len(files)} files; mtrain eval scores one"
+        yield f"--valid-data names {counted(len(files), 'file')}; mtrain eval scores one"
     elif not files:
         yield "--valid-data is missing"
     if a["--load"] is None:

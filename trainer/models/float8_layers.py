@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mdata import UsageError
+from mdata.errors import counted
 from trainer.config.sections import RunConfig
 from trainer.kernels.float8 import E4M3, E5M2, MULTIPLE
 from trainer.kernels.table import float8_kernels, float8_rows_kernels
@@ -80,7 +81,7 @@ def keep_float8_weights(model: nn.Module, *, device: torch.device) -> None:
     if on_gpu and odd is not None:
         raise UsageError(
             "a GPU cannot multiply a weight of this shape in FP8",
-            found=f"{odd.weight.shape[0]} outputs and {odd.weight.shape[1]} inputs on a rank",
+            found=f"{odd.weight.shape[0]} outputs and {counted(odd.weight.shape[1], 'input')} on a rank",
             expected=f"multiples of {MULTIPLE}",
             fix=f"fewer ranks along tp, or {fix}",
         )

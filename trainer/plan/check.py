@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import LEAST_MASKED_VOCABULARY, MOCK
+from mdata.errors import counted
 from trainer.config.parse import sub_sections, value_problems
 from trainer.config.sections import (
     TEXT_KINDS,
@@ -126,7 +127,7 @@ def _profile_problems(run: RunSection, world_size: int) -> Iterator[str]:
     if steps and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
         yield f"run.profile={list(steps)} is not [first, last]; write two steps, such as [10, 12]"
     if steps and (outside := [rank for rank in run.profile_ranks if not 0 <= rank < world_size]):
-        yield f"run.profile_ranks={list(run.profile_ranks)} has rank {outside[0]}, and the run has {world_size} ranks"
+        yield f"run.profile_ranks={list(run.profile_ranks)} has rank {outside[0]}, but there are {world_size} ranks"
 
 
 def _first_state_problems(settings: CheckpointSection) -> Iterator[str]:
@@ -203,14 +204,15 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
         ranks = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size > 1 or axis == "tp")
         divides = [size for size in fit if world_size % size == 0]
         others = f"mesh.tp from {listed(divides)}" if model == tp else f"mesh sizes whose product divides {world_size}"
-        yield f"{world_size} ranks are not a multiple of {ranks}; start {model} ranks, or choose {others}"
+        of = counted(world_size, "rank is", "ranks are")
+        yield f"{of} not a multiple of {ranks}; start {counted(model, 'rank')}, or choose {others}"
         return
     dp = world_size // model
     part = train.micro_batch * dp
     if train.global_batch % part:
         yield (
             f"train.global_batch={train.global_batch} is not a multiple of "
-            f"train.micro_batch={train.micro_batch} x {dp} data-parallel ranks; "
+            f"train.micro_batch={train.micro_batch} x {counted(dp, 'data-parallel rank')}; "
             f"choose a multiple, such as {round_up(train.global_batch, part)}"
         )
     yield from _ramp_problems(config.train, part)
@@ -252,8 +254,8 @@ def _expert_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     stage = world_size // mesh.pp
     if stage % (etp * ep):
         yield (
-            f"{stage} ranks of a pipeline stage cannot be divided into mesh.ep={ep} x mesh.etp={etp}; choose a product "
-            f"that divides {stage}"
+            f"{counted(stage, 'rank')} of a pipeline stage cannot be divided into mesh.ep={ep} x mesh.etp={etp}; "
+            f"choose a product that divides {stage}"
         )
 
 
@@ -356,8 +358,8 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
         yield "data.fim.split_sample and data.fim.fragment_rate go together; set both, or neither"
     if isinstance(options, FimSection) and not 3 <= len(options.tokens) <= 5:
         yield (
-            f"data.fim.tokens={list(options.tokens)} has {len(options.tokens)} tokens; write prefix, middle and "
-            "suffix, and after them pad and eod if they are not the tokenizer's"
+            f"data.fim.tokens={list(options.tokens)} has {counted(len(options.tokens), 'token')}; write prefix, middle "
+            "and suffix, and after them pad and eod if they are not the tokenizer's"
         )
 
 
@@ -416,7 +418,7 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
     if not vocab_size and facts.vocab_size and facts.vocab_size < facts.num_ids:
         yield (
             f"{config.data.blend} holds token id {facts.largest_id}, outside its tokenizer's "
-            f"{facts.vocab_size} entries; it was made with another tokenizer, preprocess it again"
+            f"{counted(facts.vocab_size, 'entry', 'entries')}; it was made with another tokenizer, preprocess it again"
         )
     if facts.num_samples is not None and run_length(config.train).samples > facts.num_samples:
         yield _too_few_samples(config.train, config.data, facts.num_samples)
@@ -438,12 +440,12 @@ def _too_few_samples(train: TrainSection, data: DataSection, num_samples: int) -
     if train.steps:
         size = sizes_setting(train) if len(sizes.sizes) > 1 else f"train.global_batch={train.global_batch}"
         return (
-            f"train.steps={train.steps} x {size} reads {asked} samples, and {blend} ends after {num_samples}; "
-            f"choose at most {sizes.within(num_samples)} steps, {remedy}"
+            f"train.steps={train.steps} x {size} reads {counted(asked, 'sample')}, and {blend} ends after "
+            f"{num_samples}; choose at most {counted(sizes.within(num_samples), 'step')}, {remedy}"
         )
     unit, most = ("samples", num_samples) if train.samples else ("tokens", num_samples * train.sequence_length)
     return (
-        f"train.{unit}={getattr(train, unit)} reads {asked} samples, and {blend} ends after {num_samples}; "
+        f"train.{unit}={getattr(train, unit)} reads {counted(asked, 'sample')}, and {blend} ends after {num_samples}; "
         f"choose at most train.{unit}={most}, {remedy}"
     )
 
@@ -617,11 +619,11 @@ def _layer_problems(mesh: MeshSection, num_layers: int, stages: int) -> Iterator
     if mesh.stage_balance != "layers":
         yield f'{shown} and mesh.stage_balance="{mesh.stage_balance}" are both set; keep one of them'
     if len(layers) != stages:
-        yield f"{shown} has {len(layers)} numbers for {stages} stages; give one for each"
+        yield f"{shown} has {counted(len(layers), 'number')} for {counted(stages, 'stage')}; give one for each"
     if min(layers) < 1:
         yield f"{shown} has a stage without layers; give each at least 1"
     if sum(layers) != num_layers:
-        yield f"{shown} has {sum(layers)} layers in all, and model.num_layers={num_layers}; make them equal"
+        yield f"{shown} has {counted(sum(layers), 'layer')} in all, and model.num_layers={num_layers}; make them equal"
 
 
 def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[str]:

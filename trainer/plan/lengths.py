@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mdata import UsageError
+from mdata.errors import counted
 from mdata.loader.batch_sizes import BatchSizes, by_steps, read_ramp
 from trainer.config.sections import OptimizerSection, RunConfig, TrainSection
 
@@ -71,8 +72,8 @@ def batch_sizes(train: TrainSection) -> BatchSizes:
             raise UsageError(f"train.batch_schedule={schedule!r}: {error}") from error
         if sizes.sizes[-1] != batch:
             raise UsageError(
-                f"train.batch_schedule={schedule!r} ends with {sizes.sizes[-1]} samples, but train.global_batch="
-                f"{batch}; make them equal"
+                f"train.batch_schedule={schedule!r} ends with {counted(sizes.sizes[-1], 'sample')}, but "
+                f"train.global_batch={batch}; make them equal"
             )
         return sizes
     try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
+from mdata.errors import counted
 from trainer.config.sections import PrecisionSection, RecomputeSection, RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
 from trainer.kernels.updates import state_names
@@ -55,7 +56,7 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
         needs = (
             f"{size_text(state_bytes(config, plan))} of weights, gradients and optimizer state per rank, and for about "
             f"{size_text(activation_bytes(config, plan))} of activations of {plan.micro_batch} x "
-            f"{plan.sequence_length} tokens (train.micro_batch x .sequence_length, recompute.mode = "
+            f"{counted(plan.sequence_length, 'token')} (train.micro_batch x .sequence_length, recompute.mode = "
             f'"{config.recompute.mode}")'
         )
         fix = _less_memory(config, plan) if error.fix == FEWER_TOKENS else error.fix

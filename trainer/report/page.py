@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from mdata import UsageError
+from mdata.errors import counted
 from mdata.reporting.curves import COLOURS
 from mdata.reporting.html_tables import Cell, table
 from mdata.reporting.report_style import STYLE
@@ -259,9 +260,9 @@ def _head(run: ReportedRun) -> str:
     seconds = float(last.get("time_s") or 0) - float(run.metrics[0].get("time_s") or 0)
     facts = [
         f"{run.plan.get('num_parameters', 0):,} parameters",
-        f"{_counted(model.num_layers, 'layer')} of hidden size {model.hidden_size}",
-        _counted(model.num_heads, "attention head"),
-        f"{_counted(run.plan.get('world_size', '?'), 'rank')} (tensor parallel {mesh.tp}, context parallel {mesh.cp}"
+        f"{counted(model.num_layers, 'layer')} of hidden size {model.hidden_size}",
+        counted(model.num_heads, "attention head"),
+        f"{counted(run.plan.get('world_size', 0), 'rank')} (tensor parallel {mesh.tp}, context parallel {mesh.cp}"
         + (", sequence parallel)" if mesh.sequence_parallel else ")"),
         run.config.precision.dtype,
         f"step {last['step']:,} of {run.plan.get('steps') or run.config.train.steps or 0:,}",
@@ -270,10 +271,6 @@ def _head(run: ReportedRun) -> str:
         *([run.goodput] if run.goodput else []),
     ]
     return f'<h1>{escape(_title(run))}</h1><p class="lead">{escape("; ".join(facts))}</p>'
-
-
-def _counted(number: object, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _pipeline(run: ReportedRun) -> str:
@@ -536,8 +533,8 @@ def _ranks(run: ReportedRun) -> str:
     if not run.ranks:
         return ""
     axes = [name for name in ("tp", "pp", "dp") if name in run.ranks[0]]
-    counted = [*axes, "split_parameters", "copied_parameters"]
-    rows = [[Cell(rank.get("rank", "?")), *(Cell(rank.get(name, 0)) for name in counted)] for rank in run.ranks]
+    fields = [*axes, "split_parameters", "copied_parameters"]
+    rows = [[Cell(rank.get("rank", "?")), *(Cell(rank.get(name, 0)) for name in fields)] for rank in run.ranks]
     header = ["rank", *axes, "parameters split over tp", "parameters every tp rank has"]
     return f"<h2>What each rank holds</h2>{table(header, rows)}"
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mdata.errors import counted
 from mdata.reporting import svg
 from mdata.reporting.curves import COLOURS
 from mdata.reporting.plots import largest
@@ -89,7 +90,11 @@ def loss_panel(
         label_at = right - 4, frame.py(place) - 4
         parts.append(svg.text(label_at, f"{shown(label)} {y:.2f}", anchor="end", kind="quiet over"))
     drawing = svg.drawing(
-        _WIDTH, 390, label=f"Loss of {shown(name)}", description=f"{len(train):,} steps of training", parts=parts
+        _WIDTH,
+        390,
+        label=f"Loss of {shown(name)}",
+        description=f"{counted(len(train), 'step')} of training",
+        parts=parts,
     )
     return drawing + svg.legend([("others", "training (all corpora)"), *([("whole", "validation")] if valid else [])])
 
@@ -102,7 +107,7 @@ def over_tokens(label: str, curve: Curve, *, quantity: str, axis: Axis = _PLAIN)
     """
     frame = _frame(260, curve, (0.0, max([y for _, y in curve] or [1.0]) * 1.1 or 1.0))
     parts = [_axes(frame, quantity, axis), _line(frame, _thinned(curve), "stroke-whole", quantity)]
-    return svg.drawing(_WIDTH, 260, label=label, description=f"{len(curve):,} measurements", parts=parts)
+    return svg.drawing(_WIDTH, 260, label=label, description=counted(len(curve), "measurement"), parts=parts)
 
 
 def component_losses(
@@ -120,7 +125,7 @@ def component_losses(
     """
     numbers = numbers or {name: number for number, (name, _) in enumerate(curves)}
     coloured = [(name, curve, numbers[name]) for name, curve in curves]
-    measured = f"{sum(len(curve) for _, curve in curves):,} measurements of {len(curves)} corpora"
+    measured = f"{counted(sum(len(curve) for _, curve in curves), 'measurement')} of {len(curves)} corpora"
     return several(
         "Training loss by corpus",
         coloured,
@@ -152,7 +157,9 @@ def several(
     frame = _frame(390, points, (min(values) - margin, max(values) + margin), right=_PERPLEXITY if perplexity else 24)
     lines = [_line(frame, curve, f"stroke-{_colour(number)}", shown(name)) for name, curve, number in thinned]
     parts = [_axes(frame, quantity, axis, perplexity=perplexity), *lines]
-    drawing = svg.drawing(_WIDTH, 390, label=label, description=description or f"{len(curves)} curves", parts=parts)
+    drawing = svg.drawing(
+        _WIDTH, 390, label=label, description=description or counted(len(curves), "curve"), parts=parts
+    )
     return drawing + svg.legend([(_colour(number), shown(name)) for name, _, number in curves])
 
 
@@ -174,10 +181,12 @@ def document_lengths(corpora: Sequence[CorpusRead]) -> str:
             if k < len(corpus.lengths) and corpus.lengths[k]:
                 x, top = frame.px(i + 0.1 + number * width), frame.py(corpus.lengths[k] / total)
                 bar_width, bar_height = frame.px(width) - frame.px(0), frame.height - frame.bottom - top
-                hint = f"{shown(corpus.name)}: {corpus.lengths[k]:,} documents"
+                hint = f"{shown(corpus.name)}: {counted(corpus.lengths[k], 'document')}"
                 parts.append(svg.bar(x, top, width=bar_width, height=bar_height, kind=_colour(number), hint=hint))
     parts.append(svg.titles(frame, x="tokens in a document, up to", y="fraction of the documents"))
-    drawing = svg.drawing(_WIDTH, 290, label="Document lengths", description=f"{sum(totals):,} documents", parts=parts)
+    drawing = svg.drawing(
+        _WIDTH, 290, label="Document lengths", description=counted(sum(totals), "document"), parts=parts
+    )
     return drawing + svg.legend([(_colour(i), shown(corpus.name)) for i, corpus in enumerate(corpora)])
 
 

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mdata.errors import counted
 from mdata.progress import Progress
 from trainer.checkpoint.folder import folder_name, run_state
 from trainer.checkpoint.format import RunState
@@ -71,7 +72,7 @@ class AfterStep:
         self.config, self.plan, self.data, self.engine = config, engine.plan, data, engine
         self.log, self.progress, self.last = log, progress, last
         self.callbacks, self.end_asked = callbacks, False
-        batch = f"{self.plan.global_batch} samples a step, of data.kind={config.data.kind}"
+        batch = f"{counted(self.plan.global_batch, 'sample')} a step, of data.kind={config.data.kind}"
         smallest = config.precision.min_loss_scale
         self.skipped = SkippedSteps(engine.most_overflows, smallest_scale=smallest, batch=batch)
         began_s = owner.attempt.time_s if owner.attempt else time.time()

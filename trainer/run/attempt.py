@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from mdata import ResourceError, UsageError
+from mdata.errors import counted
 from mdata.object_storage.reading import object_there, read_range
 from mdata.object_storage.uploading import put_if_unchanged
 from mdata.util import atomic_io
@@ -153,7 +154,7 @@ def check_restarts(settings: RunSection, step: int) -> None:
     in_vain = len(list(itertools.takewhile(lambda start: start == step, reversed(starts))))
     if in_vain > settings.max_restarts:
         raise TooManyRestartsError(
-            f"the run has started {in_vain} times from step {step:,} without writing another checkpoint",
+            f"the run has started {counted(in_vain, 'time')} from step {step:,} without writing another checkpoint",
             expected=f"at most run.max_restarts={settings.max_restarts} restarts without progress",
             fix="look at the output of the last start for the cause, then raise run.max_restarts or leave it out",
         )

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mdata.errors import counted
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goodput:
@@ -58,8 +60,8 @@ class Goodput:
         }
         shares = ", ".join(f"{name} {part / wall_s:.1%}" for name, part in parts.items() if part / wall_s >= 0.0005)
         wall = f"{hours:.1f} h" if hours >= 1 else f"{self.wall_s / 60:.1f} min"
-        starts = f"{self.starts} start{'s' * (self.starts != 1)}"
-        lost = f"{self.lost_steps:,} step{'s' * (self.lost_steps != 1)} lost"
+        starts = counted(self.starts, "start")
+        lost = f"{counted(self.lost_steps, 'step')} lost"
         return f"goodput {self.share:.1%} of {wall}{f'; {shares}' if shares else ''}; {starts}, {lost}"
 
 

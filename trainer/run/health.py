@@ -27,6 +27,7 @@ import torch
 from blake3 import blake3
 
 from mdata import ResourceError, __version__
+from mdata.errors import counted
 from mdata.util import atomic_io
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
@@ -302,7 +303,7 @@ def check_health(config: RunConfig, world: World, *, data_id: str) -> list[str]:
     if world.is_main:
         _keep(folder, ranks, stored, all_findings)
     shown = [finding.text for finding in all_findings[:SHOWN]]
-    shown += [f"and {len(all_findings) - SHOWN} more findings"] if len(all_findings) > SHOWN else []
+    shown += [f"and {counted(len(all_findings) - SHOWN, 'more finding')}"] if len(all_findings) > SHOWN else []
     if config.run.health == "stop" and any(finding.far for finding in all_findings):
         hosts = sorted({finding.host for finding in all_findings if finding.far and finding.host})
         raise ResourceError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from mdata.errors import counted
 from trainer.layers.base import Parallel
 from trainer.optim.data_parallel import GradientReducer, ParameterGathers
 from trainer.parallel.collectives import Group
@@ -189,7 +190,9 @@ def places(heartbeats: Sequence[tuple[int, Heartbeat]], *, last: bool = False) -
     for where, ranks_there in rarest[:SHOWN]:
         hosts = on_hosts([of[rank] for rank in ranks_there]) if several else ""
         texts.append(f"{numbers(ranks_there)}{hosts} {'was last ' if last else ''}{where}")
-    return "; ".join([*texts, *([f"and at {len(rarest) - SHOWN} more places"] if len(rarest) > SHOWN else [])])
+    return "; ".join(
+        [*texts, *([f"and at {counted(len(rarest) - SHOWN, 'more place')}"] if len(rarest) > SHOWN else [])]
+    )
 
 
 def stands(frame: FrameType | None, members: Mapping[Group, Sequence[int]], *, still: int = 1) -> Heartbeat:

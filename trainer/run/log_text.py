@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mdata.errors import counted
 from trainer.config.sections import RunConfig
 from trainer.plan.plan import Plan
 from trainer.run.rank_times import held_up_text
@@ -28,16 +29,16 @@ def header(config: RunConfig, plan: Plan, *, start: Start, device: str) -> Itera
     """
     others = "".join(f"{axis} {size} x " for axis, size in (("cp", plan.cp), ("pp", plan.pp)) if size > 1)
     layout = f"tp {plan.tp} x {others}dp {plan.dp}" + (", sequence parallel" if config.mesh.sequence_parallel else "")
-    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks ({layout})"
+    ranks = counted(plan.world_size, "rank") + (f" ({layout})" if plan.world_size > 1 else "")
     some = {"active": plan.active_parameters, "trained": plan.trained_parameters}
     parts = "".join(f" ({count:,} {name})" for name, count in some.items() if count < plan.num_parameters)
-    yield f"{plan.num_parameters:,} parameters{parts} in {config.precision.dtype} on {ranks}, {device}"
-    tokens = f"{plan.global_batch:,} samples x {plan.sequence_length:,} tokens"
+    yield f"{counted(plan.num_parameters, 'parameter')}{parts} in {config.precision.dtype} on {ranks}, {device}"
+    tokens = f"{counted(plan.global_batch, 'sample')} x {counted(plan.sequence_length, 'token')}"
     steps = f"steps {start.done.steps + 1:,} to {plan.steps:,} of {tokens}"
     init_from = config.checkpoint.init_from
     fresh = f"weights of {init_from}" if init_from else f"new weights from seed {config.run.seed}"
     origin = f"resumed from {start.folder}" if start.folder else fresh
-    microbatches = f"{plan.num_microbatches} microbatch{'es' * (plan.num_microbatches != 1)}"
+    microbatches = counted(plan.num_microbatches, "microbatch", "microbatches")
     yield f"{steps}, in {microbatches} of {plan.micro_batch:,} per rank; {origin}"
     yield from start.notes
 
@@ -48,7 +49,7 @@ def device_text(device: torch.device) -> str:
 
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} with {torch.get_num_threads()} threads"
+    return f"{device} with {counted(torch.get_num_threads(), 'thread')}"
 
 
 def step_text(values: Mapping[str, Any], *, eta_s: float | None = None) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mdata import UsageError
+from mdata.errors import counted
 from mdata.loader.resume_check import other_length, resumes
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tokenizers.registry import WITHOUT_FILES
@@ -228,7 +229,9 @@ def _first_start(config: RunConfig, data: RunData) -> Start:
                 raise conflict
         else:
             notes.append(f"{first.folder} does not record its training data, so the order is not compared")
-        notes.append(f"steps and data continue from it, after step {done.steps:,} and {done.samples:,} samples")
+        notes.append(
+            f"steps and data continue from it, after step {done.steps:,} and {counted(done.samples, 'sample')}"
+        )
     if config.checkpoint.init_schedule:
         if not given_lengths(config.optimizer, "decay_"):
             end = run_length(now.train, steps=done.steps, samples=done.samples).steps
@@ -262,15 +265,15 @@ def first_done(config: RunConfig, first: FirstState) -> Done:
         (unit,) = given_lengths(config.train)
         raise UsageError(
             "checkpoint.init_data: the steps of checkpoint.init_from count as this run's, and none is left",
-            found=f"step {steps:,} and {samples:,} samples in {first.folder}; this run ends after step {end:,}",
+            found=f"step {steps:,} and {counted(samples, 'sample')} in {first.folder}; this run ends at step {end:,}",
             fix=f"set train.{unit} to the length of both runs together, or checkpoint.init_data=false",
         )
-    counted = before.scheduled(config.optimizer) if settings.init_schedule else Counted(0, 0)
+    schedule = before.scheduled(config.optimizer) if settings.init_schedule else Counted(0, 0)
     return Done(
         steps,
         samples,
-        schedule_steps=counted.steps - steps,
-        schedule_samples=counted.samples - samples,
+        schedule_steps=schedule.steps - steps,
+        schedule_samples=schedule.samples - samples,
         moment_steps=first.run.optimizer_steps * settings.init_optimizer - steps,
     )
 
@@ -360,7 +363,7 @@ def _length_notes(config: RunConfig, data: RunData, run: RunState) -> Iterator[s
         (unit,) = given_lengths(config.train)
         length, now = f"train.{unit}={getattr(config.train, unit)}", data.train.identity["num_samples"]
         yield (
-            f"{length} builds Megatron's order for {now:,} samples in place of {before:,}: a new data id, "
+            f"{length} builds Megatron's order for {counted(now, 'sample')} in place of {before:,}: a new data id, "
             f"{data.train.data_id[:12]}, with the same samples"
         )
 
@@ -459,12 +462,12 @@ def _setting_text(name: str, value: object, config: RunConfig | None, *, other: 
     if config is None or other is None or name not in (*SETTINGS, *sub_sections("data"), "num_samples"):
         return f"{name} {value}"
     if name == "num_samples":
-        lengths = given_lengths(config.train)
+        lengths, samples = given_lengths(config.train), f"{value} samples"
         if "steps" in lengths:
             lengths["global_batch"] = config.train.global_batch
             if config.train.batch_schedule:
-                return f"train.steps={lengths['steps']} with {sizes_setting(config.train)} ({value} samples)"
-        return " x ".join(f"train.{key}={amount}" for key, amount in lengths.items()) + f" ({value} samples)"
+                return f"train.steps={lengths['steps']} with {sizes_setting(config.train)} ({samples})"
+        return " x ".join(f"train.{key}={amount}" for key, amount in lengths.items()) + f" ({samples})"
     if name in sub_sections("data"):
         own_options, other_options = (
             {} if o is None else dataclasses.asdict(o) for o in (config.data.of_kind, other.data.of_kind)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from mdata import Dataset, MegatronOrder, Tracer
 from mdata.dataset.mock_data import MOCK
+from mdata.errors import counted
 from mdata.reporting import svg
 from mdata.reporting.html_tables import Cell, percent, table
 from mdata.reporting.report_style import STYLE
@@ -115,7 +116,7 @@ def _curve(lines: Sequence[Mapping[str, Any]], spike: Spike, key: str) -> str:
     if abs(value) < float("inf"):
         x, y = frame.px(spike.step), frame.py(value)
         parts.append(svg.bar(x - 4, y - 4, width=8, height=8, kind="c1", hint=f"step {spike.step:,}: {value:.4g}"))
-    drawing = svg.drawing(_WIDTH, _HEIGHT, label=name, description=f"{len(points)} steps", parts=parts)
+    drawing = svg.drawing(_WIDTH, _HEIGHT, label=name, description=counted(len(points), "step"), parts=parts)
     legend = svg.legend([("whole", "steps"), ("c1", f"step {spike.step:,}")])
     return f'<div>{drawing}{legend}<p class="lead">Dashed: the limit at step {spike.step:,}.</p></div>'
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mdata import MdataError
-from mdata.errors import explain_os_error
+from mdata.errors import counted, explain_os_error
 from trainer.checkpoint.folder import find_checkpoint, point_to, step_of, whole_checkpoints
 from trainer.checkpoint.location import checkpoints_folder
 from trainer.checkpoint.save import together
@@ -148,7 +148,7 @@ class Spikes:
         if before >= settings.max_rollbacks:
             raise DivergedError(
                 f"step {spike.step:,} is a spike, and the rollbacks to {folder.name} are used up",
-                found=f"loss {spike.loss:.4f}, gradient norm {spike.grad_norm:.4g}, after {before} rollbacks",
+                found=f"loss {spike.loss:.4f}, gradient norm {spike.grad_norm:.4g}; {counted(before, 'rollback')}",
                 expected=f"at most {settings.max_rollbacks} (spikes.max_rollbacks)",
                 fix=f"look at {_page_name(spike.step)}; then raise spikes.skip_after, use mtrain skip, or lower "
                 "optimizer.lr",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mdata import UsageError
+from mdata.errors import counted
 
 MAX_SKIPPED = 10  # consecutive steps without a finite gradient norm, or without a token that has loss
 
@@ -258,11 +259,13 @@ class SkippedSteps:
             self.not_finite = 0 if math.isfinite(report.grad_norm) else self.not_finite + 1
         self.without_loss = 0 if report.num_tokens else self.without_loss + 1
         if self.not_finite >= MAX_SKIPPED + self._more:
-            text = f"the gradient was not finite in {self.not_finite} steps in a row; the last was step {step}"
+            text = (
+                f"the gradient was not finite in {counted(self.not_finite, 'step')} in a row; the last was step {step}"
+            )
             raise diverged(text, report)
         if self.without_loss >= MAX_SKIPPED:
             raise UsageError(
-                f"no token counted in the loss in {self.without_loss} steps in a row; the last was step {step}",
+                f"no token counted in the loss in {counted(self.without_loss, 'step')} in a row, up to step {step}",
                 found=self._batch,
                 fix="look at the documents with mdata cat: a document of one token has nothing to predict",
             )

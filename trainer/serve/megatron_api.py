@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mdata import UsageError
+from mdata.errors import counted
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import is_number, is_whole
 from trainer.serve.rank import Found, Search
@@ -207,7 +208,7 @@ def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, st
         raise ApiError(
             400,
             TOO_LONG if asked.beam_width is None else TOO_LONG_BEAM,
-            detail=f"{longest:,} prompt tokens + {asked.tokens_to_generate:,} new ones, "
+            detail=f"{counted(longest, 'prompt token')} + {asked.tokens_to_generate:,} new ones, "
             f"expected at most {model.context:,} in total",
         )
     rules, id = _rules(model, asked), f"api-{secrets.token_hex(12)}"

@@ -15,6 +15,7 @@ from typing import Any
 from mdata import Tokenizer, UsageError
 from mdata.chat.loss_spans import Template, TemplateRefused
 from mdata.chat.prompt import answer_prompt
+from mdata.errors import counted
 from mdata.tokenizers.base.tokenizer import TextRefused
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import Fields, is_whole, shortened
@@ -203,7 +204,9 @@ def _check_name(served: Served, fields: Fields) -> None:
 def _checked(answer: Completion) -> Completion:
     rows, served = answer.rows, answer.served
     if len(rows) > MOST_ROWS:
-        raise ApiError(400, f"{len(rows)} texts requested, expected at most {MOST_ROWS} per request", param="n")
+        raise ApiError(
+            400, f"{counted(len(rows), 'text')} requested, expected at most {MOST_ROWS} per request", param="n"
+        )
     total = sum(len(row.request.prompt) + row.most for row in rows)
     if served.most_tokens is not None and total > served.most_tokens:
         raise ApiError(
@@ -224,7 +227,9 @@ def _prompts(model: Model, value: object, *, add_bos: bool) -> list[tuple[str, l
     listed = value if several else [value]
     assert isinstance(listed, list), "a list of prompts"
     if len(listed) > MOST_ROWS:
-        raise ApiError(400, f"{len(listed)} prompts, expected at most {MOST_ROWS} per request", param="prompt")
+        raise ApiError(
+            400, f"{counted(len(listed), 'prompt')}, expected at most {MOST_ROWS} per request", param="prompt"
+        )
     return [_prompt(model, prompt, add_bos=add_bos) for prompt in listed]
 
 
@@ -251,7 +256,7 @@ def _messages(value: object) -> list[tuple[str, str]]:
             400, f"messages is {shortened(value)}, expected a list of at least one message", param="messages"
         )
     if len(value) > MOST_MESSAGES:
-        raise ApiError(400, f"{len(value)} messages, expected at most {MOST_MESSAGES}", param="messages")
+        raise ApiError(400, f"{counted(len(value), 'message')}, expected at most {MOST_MESSAGES}", param="messages")
     return [_message(number, message) for number, message in enumerate(value)]
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from mdata.errors import counted
 from trainer.serve.errors import ApiError
 from trainer.serve.rank import Found
 from trainer.serve.service import Run, Service
@@ -144,8 +145,8 @@ def check_room(model: Model, given: int, new: int) -> None:
     if given + new > model.context:
         raise ApiError(
             400,
-            f"the prompt has {given:,} tokens and {new:,} new ones are requested; "
-            f"the context of {model.name} is {model.context:,} tokens in total",
+            f"the prompt has {counted(given, 'token')} and {new:,} new ones are requested; "
+            f"the context of {model.name} is {counted(model.context, 'token')} in total",
             param="max_tokens" if given < model.context else "prompt",
             code="context_length_exceeded",
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from mdata import UsageError
+from mdata.errors import counted
 from trainer.serve.app import Server
 from trainer.serve.openai_api import Served
 from trainer.serve.processes import Ranks
@@ -128,7 +129,7 @@ async def _announce(service: Service, text: str, tell: Callable[[str], None]) ->
     await service.ready.wait()
     size = f"{service.cache_bytes / 2**30:.1f} GiB on each rank"
     if service.cache_tokens:
-        tell(f"KV cache: {service.cache_tokens:,} tokens over all sequences, {size} (--cache-tokens)")
+        tell(f"KV cache: {counted(service.cache_tokens, 'token')} over all sequences, {size} (--cache-tokens)")
     else:
         tell(f"states of the sequences of a batch, of any length: {size} (--max-batch)")
     tell(text)

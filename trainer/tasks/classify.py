@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import mdata
 from mdata import UsageError
-from mdata.errors import os_errors_named
+from mdata.errors import counted, os_errors_named
 from mdata.loader.loader import collate
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
@@ -126,7 +126,7 @@ def classify(
 def classify_line(facts: Mapping[str, Any]) -> str:
     """The numbers as one line for the user."""
     if facts["accuracy"] is None:
-        return f"{facts['task']}: {facts['rows']:,} rows predicted; none has a label"
+        return f"{facts['task']}: {counted(facts['rows'], 'row')} predicted; none has a label"
     right = f"{facts['correct']:,} of {facts['known']:,} rows right"
     return f"{facts['task']}: accuracy {facts['accuracy']:.4f} ({right}), loss {facts['loss']:.4f}"
 

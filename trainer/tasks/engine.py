@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mdata import UsageError
+from mdata.errors import counted
 from trainer.parallel.collectives import all_reduce_
 from trainer.tasks.decoder import CHUNK, PAGE_TOKENS, Decoder
 from trainer.tasks.loaded_model import Model
@@ -289,14 +290,14 @@ class Engine:
         if not request.sliding and (length > model.context or length + most > model.context + 1):
             raise UsageError(
                 f"the prompt and the new tokens do not fit the context of {model.name}",
-                found=f"{length:,} tokens of the prompt and {most:,} new ones",
+                found=f"{counted(length, 'token')} of the prompt and {most:,} new ones",
                 expected=f"at most {model.context:,} together",
                 fix="a shorter prompt or fewer new tokens",
             )
         if length + most - 1 > self.capacity:  # the last token is never read again
             raise UsageError(
                 "the prompt and the new tokens do not fit the KV cache",
-                found=f"{length:,} tokens of the prompt and {most:,} new ones",
+                found=f"{counted(length, 'token')} of the prompt and {most:,} new ones",
                 expected=f"at most {self.capacity:,} together",
                 fix="a larger cache (more memory or ranks), a shorter prompt, or fewer new tokens",
             )

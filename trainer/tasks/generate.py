@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from mdata import DamageError, UsageError
+from mdata.errors import counted
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from mdata.util.canonical_json import hash_of
@@ -157,7 +158,10 @@ def search_beams(
     """
     beams = Beams(width, max_tokens, model.ends if ends is None else ends, length_penalty, early_stopping)
     if not 1 <= count <= width:
-        raise UsageError(f"{count} texts are wanted of a beam search over {width} rows", expected=f"1 to {width}")
+        raise UsageError(
+            f"a beam search over {counted(width, 'row')} cannot return {counted(count, 'text')}",
+            expected=f"1 to {width}",
+        )
     _check_room(model, _before(model, ids), max_tokens)
     if not ids:
         raise UsageError("the prompt has no tokens", fix="give some text to continue")
@@ -399,7 +403,7 @@ def _check_room(model: Model, prompt: int, new: int) -> None:
     if prompt + new > model.context:
         raise UsageError(
             f"the prompt and the new tokens do not fit the context of {model.name}",
-            found=f"{prompt:,} tokens of the prompt and {new:,} new ones",
+            found=f"{counted(prompt, 'token')} of the prompt and {new:,} new ones",
             expected=f"at most {model.context:,} together",
             fix="a shorter prompt, fewer --max-tokens, or --sliding, which forgets the oldest tokens",
         )
@@ -435,7 +439,7 @@ def _lines_there(output: Path, model: Model, requests: Sequence[Request]) -> int
     if len(lines) > len(requests):
         raise UsageError(
             f"{output} has more samples than are asked for",
-            found=f"{len(lines):,} lines",
+            found=counted(len(lines), "line"),
             expected=f"at most {len(requests):,}",
             fix="name another --output",
         )

@@ -20,6 +20,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mdata import UsageError
+from mdata.errors import counted
 from mdata.progress import SILENT, Progress
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.mesh import Mesh
@@ -160,7 +161,7 @@ class MtrainLM(TemplateLM):
         most = int(given["max_gen_toks"])
         if most >= self.max_length:
             raise UsageError(
-                f"a task asks for {most} new tokens",
+                f"a task asks for {counted(most, 'new token')}",
                 expected=f"fewer than {self.max_length}, the longest row of {self.model.name}",
                 fix="max_gen_toks in the task's generation_kwargs",
             )
@@ -178,7 +179,7 @@ def _world(tp: int, pp: int) -> World:
     place = find_placement(os.environ) or Placement()
     if min(tp, pp) < 1 or place.world_size % (tp * pp):
         raise UsageError(
-            f"tp={tp} and pp={pp} cannot divide a model over {place.world_size} rank{'s' * (place.world_size > 1)}",
+            f"tp={tp} and pp={pp} cannot divide a model over {counted(place.world_size, 'rank')}",
             expected="a divisor of the number of ranks, at least 1",
             fix="torchrun --nproc-per-node N -m trainer.tasks.harness ...",
         )

@@ -18,6 +18,7 @@ from mdata import DamageError, MdataError, UsageError
 from mdata.chat.loss_spans import Template
 from mdata.chat.prompt import answer_ends, answer_prompt
 from mdata.chat.templates import CHATML, OWN, PLAIN, choose_template
+from mdata.errors import counted
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from trainer.tasks.lambada import lambada, read_passages
@@ -103,7 +104,10 @@ def read_prompts(texts: Sequence[str], dataset: mdata.Dataset, tokenizer: mdata.
         else:
             ids, ends = answer_prompt(template, tokenizer, [("user", text)]), answer_ends(template, tokenizer)
         if not 0 < len(ids) < (room := dataset.options.sequence_length):
-            found, expected = f"{len(ids)} tokens: {text[:60]!r}", f"1 to {room - 1} tokens, so that a row has room"
+            found, expected = (
+                f"{counted(len(ids), 'token')}: {text[:60]!r}",
+                f"1 to {counted(room - 1, 'token')}, so that a row has room",
+            )
             raise UsageError("evaluate.prompts has a prompt of another length", found=found, expected=expected)
         prompts.append(Prompt(text, tuple(ids), ends or frozenset(() if tokenizer.eod is None else (tokenizer.eod,))))
     return prompts

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mdata import BadInputError, UsageError
+from mdata.errors import counted
 from mdata.progress import SILENT, Progress
 from trainer.tasks.score import Scorer, Span
 from trainer.tasks.wikitext import read_text
@@ -93,7 +94,7 @@ def lambada(
         context, label = passage(model, text, strict=strict)
         if len(label) > length:
             raise UsageError(
-                f"{path}: the last word of passage {number} has {len(label)} tokens",
+                f"{path}: the last word of passage {number} has {counted(len(label), 'token')}",
                 expected=f"at most {length}, the tokens of a row",
             )
         cut += len(context) + len(label) > length + 1

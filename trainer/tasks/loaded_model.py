@@ -23,7 +23,7 @@ from torch import Tensor
 
 import mdata
 from mdata import DamageError, UsageError
-from mdata.errors import os_errors_named
+from mdata.errors import counted, os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.registry import build_tokenizer
@@ -533,7 +533,7 @@ def _tokenizer_of(folder: ModelFolder, location: Location, *, named: str) -> mda
         raise UsageError(
             f"the tokenizer of {named or folder.path} does not fit the model",
             found=f"{tokenizer.vocab_size} ids",
-            expected=f"at most the {folder.vocab_size} rows of its embedding",
+            expected=f"at most the {counted(folder.vocab_size, 'row')} of its embedding",
             fix="name the tokenizer that the model was trained with (--tokenizer FOLDER)",
         )
     return tokenizer

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mdata import BadInputError, UsageError
+from mdata.errors import counted
 from mdata.progress import SILENT, Progress
 from trainer.tasks.score import Scorer, Span
 
@@ -123,7 +124,9 @@ def wikitext(
     ids = model.encode(detokenize(text, kind=detokenizer)) if text.strip() else []
     if words < 2 or len(ids) < 2:
         raise BadInputError(
-            f"{path} is too short for a perplexity", found=f"{words} words, {len(ids)} tokens", expected="at least 2"
+            f"{path} is too short for a perplexity",
+            found=f"{counted(words, 'word')}, {counted(len(ids), 'token')}",
+            expected="at least 2",
         )
     parts = windows(len(ids), sequence_length=length, overlap=overlap)
     spans = [Span(ids[part.start : part.stop], part.first - part.start) for part in parts]

@@ -17,7 +17,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MODEL_TYPES = MappingProxyType({1: "unigram", 2: "bpe", 3: "word", 4: "char"})
@@ -254,7 +254,7 @@ def _check_once(texts: Sequence[str]) -> None:
 def _check_kinds(texts: Sequence[str], kinds: bytes, *, byte_fallback: bool, unigram: bool) -> None:
     unknown = kinds.count(UNKNOWN)
     if unknown != 1:
-        raise _BrokenError(f"{unknown} pieces for unknown characters (expected: one, such as <unk>)")
+        raise _BrokenError(f"{counted(unknown, 'piece')} for unknown characters (expected: one, such as <unk>)")
     of_bytes = {text for text, kind in zip(texts, kinds, strict=True) if kind == BYTE}
     if of_bytes and not byte_fallback:
         raise _BrokenError(f"a piece for a byte, {min(of_bytes)!r}, in a model without byte fallback")

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from blake3 import blake3
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.tokenizers.base.helpers import (
     AUTO,
     LARGEST_ID,
@@ -318,6 +318,6 @@ def _check_size(name: str, size: int, *, there: int, num_special: int) -> None:
     if there < size - num_special:
         raise UsageError(
             f"{name}: too few entries for a vocabulary of {size}",
-            found=f"{there} entries and {num_special} special tokens",
+            found=f"{counted(there, 'entry', 'entries')} and {counted(num_special, 'special token')}",
             fix=f"--vocab-size {there + num_special}",
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.tokenizers.base.helpers import decode_text
 
 UNKNOWN, CLS, SEP = "[UNK]", "[CLS]", "[SEP]"
@@ -41,7 +41,7 @@ def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
     if UNKNOWN not in vocabulary:
         raise UsageError(
             f"{name}: no entry {UNKNOWN} for words that the vocabulary cannot spell",
-            found=f"{len(lines)} lines, the first {lines[0][:40]!r}" if lines else "an empty file",
+            found=f"{counted(len(lines), 'line')}, the first {lines[0][:40]!r}" if lines else "an empty file",
             fix="a vocab.txt of BERT's form: one entry a line",
         )
     return vocabulary

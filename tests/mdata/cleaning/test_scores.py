@@ -50,9 +50,9 @@ def test_rows_are_filtered_and_lines_stay_as_they_are(tmp_path: Path, capsys: py
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
     assert (tmp_path / "out/samples.jsonl").read_text().splitlines() == [lines[n] for n in kept]
     said = capsys.readouterr().out
-    assert "3 of 7 rows stay" in said and "3  score\n" in said and "1  not-scored\n" in said
+    assert "3 of 7 rows kept" in said and "3  score\n" in said and "1  not-scored\n" in said
     assert "scores, kept: 3, mean 0.1667" in said
-    assert main([*words, "--keep-lowest", "0.5"]) == 0 and "3 of 7 rows stay" in capsys.readouterr().out
+    assert main([*words, "--keep-lowest", "0.5"]) == 0 and "3 of 7 rows kept" in capsys.readouterr().out
     assert main([*words, "--keep-highest", "0.2"]) == 2 and "holds the result of other" in capsys.readouterr().err
     assert main(["scores", scores, "--score", "bad"]) == 0
     assert "6 lines, 1 without a score" in capsys.readouterr().out

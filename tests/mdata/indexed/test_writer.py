@@ -126,7 +126,7 @@ def test_position_counts_what_was_taken(tmp_path):
 def test_an_id_that_does_not_fit_is_refused_by_name(tmp_path, dtype, ids, found):
     with IndexedWriter(tmp_path / "x", np.dtype(dtype)) as writer:
         append(writer, [[[7]]])
-        with pytest.raises(BadInputError, match=f"does not fit(.|\n)*{found} after 1 documents"):
+        with pytest.raises(BadInputError, match=f"does not fit(.|\n)*{found} after 1 document"):
             writer.append(np.array(ids), np.array([2]), document_ends=np.array([1]))
     assert list(tmp_path.iterdir()) == []
 

@@ -137,7 +137,7 @@ DEDUP = ["--", "dedup", "--input", "in", "--bands", "2", "--rows", "2", "--ngram
 
 def test_stages_of_dedup_are_run_in_order_told_and_not_run_twice(here, capsys):
     assert main(["launch", "local", "--at-once", "2", "--parts", "2", "--ranges", "1", *DEDUP, "two"]) == 0
-    assert "4 of 4 tasks were run; all are done" in capsys.readouterr().out
+    assert "4 of 4 tasks run; all are done" in capsys.readouterr().out
     assert main(["status", "two"]) == 0
     told = capsys.readouterr().out
     assert "sign: 2 done\nmatch: 1 done\ngroup: 1 done\n" in told and "time left: 0:00:00" in told
@@ -182,7 +182,7 @@ CLEAN = ["--", "clean", "--input", "in", "--steps", "length", "--length-min-char
 
 def test_parts_of_clean_are_run_told_and_not_run_twice(here, capsys):
     assert main(["launch", "local", "--at-once", "2", "--parts", "3", *CLEAN, "cleaned"]) == 0
-    assert "3 of 3 parts were run; all are done" in capsys.readouterr().out
+    assert "3 of 3 parts run; all are done" in capsys.readouterr().out
     assert main(["status", "cleaned"]) == 0
     assert "3 parts: 3 done" in capsys.readouterr().out
     assert main([*CLEAN[1:], "whole"]) == 0
@@ -221,7 +221,7 @@ def test_parts_of_decontaminate_end_in_one_report(tmp_path, monkeypatch, capsys)
     words = ["decontaminate", "--input", "a.jsonl", "b.jsonl", "--against", "eval.jsonl", "--output"]
     launched = ["launch", "local", "--parts", "2", "--", *words, "out"]
     assert main(launched) == 0
-    assert "3 of 3 tasks were run; all are done" in capsys.readouterr().out
+    assert "3 of 3 tasks run; all are done" in capsys.readouterr().out
     assert main([*words, "whole"]) == 0
     # Both parts found the first item, which counts once.
     assert "eval: 1 of 2 items (50.00 %) in 2 rows" in capsys.readouterr().out

@@ -149,7 +149,7 @@ def test_a_bad_row_is_named_by_its_row_in_the_file(tmp_path, packed):
     found = texts_of([path], sample_bytes=2000, on_error="skip", progress=heard)
     assert found == [text for text in sampled if text != texts[row]]
     (line,) = heard.lines
-    assert line.startswith(f"skipped 1 rows that cannot be used; the first: {path}:{row + 1}: no key")
+    assert line.startswith(f"skipped 1 row that cannot be used; the first: {path}:{row + 1}: no key")
 
 
 def test_a_bad_row_of_standard_input(tmp_path):

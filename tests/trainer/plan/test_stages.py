@@ -201,7 +201,7 @@ def test_the_head_counts_beside_layers_by_what_they_attend_to() -> None:
         ),
         (2, {"pp": 2, "virtual_pipeline": 2}, "1f1b has 1 stage per rank, not 2; leave mesh.virtual_pipeline out, or"),
         (2, {"pp": 2, "layers_per_stage": (4, 3)}, "has 7 layers in all, and model.num_layers=8; make them equal"),
-        (2, {"pp": 2, "layers_per_stage": (8,)}, "has 1 numbers for 2 stages; give one for each"),
+        (2, {"pp": 2, "layers_per_stage": (8,)}, "has 1 number for 2 stages; give one for each"),
         (2, {"pp": 2, "layers_per_stage": (8, 0)}, "has a stage without layers; give each at least 1"),
         (1, {"schedule": "zb_v"}, "mesh.schedule='zb_v' applies only to mesh.pp above 1; set that, or leave"),
         (3, {"pp": 2}, "3 ranks are not a multiple of mesh.tp=1 x mesh.pp=2; start 2 ranks, or"),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mdata import UsageError
+from mdata.errors import counted
 from trainer.config.sections import RunConfig
 from trainer.models.bert.shape import BertShape, section_of
 from trainer.models.family import Form, HuggingFace, Json, split_block
@@ -159,7 +160,9 @@ def _seen(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Run
     pairs = "cls.seq_relationship.weight" in shapes
     model, notes = config.model, []
     if rows and rows != model.vocab_size:
-        notes.append(f"vocab_size = {model.vocab_size} in config.json is not used: the embedding has {rows} rows")
+        notes.append(
+            f"vocab_size = {model.vocab_size} in config.json is not used: the embedding has {counted(rows, 'row')}"
+        )
         model = dataclasses.replace(model, vocab_size=rows)
     section = dataclasses.replace(section_of(config), binary_head=pairs)
     return dataclasses.replace(config, model=dataclasses.replace(model, bert=section)), notes

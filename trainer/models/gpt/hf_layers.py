@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from mdata.errors import counted
 from trainer.models.family import Json
 
 _SCALINGS = {
@@ -74,7 +75,7 @@ def window_keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any
     if listed is None:
         listed = _usual_layers(kind, settings, problems)
     elif not (isinstance(listed, list) and len(listed) == layers and set(map(str, listed)) <= set(_ATTENTIONS)):
-        expected = f"a list of {' or '.join(_ATTENTIONS)} for {layers} layers"
+        expected = f"a list of {' or '.join(_ATTENTIONS)} for {counted(layers, 'layer')}"
         problems.append(f"layer_types = {str(listed)[:80]} is not {expected}")
         return {}
     full_layers = [number for number, name in enumerate(listed, 1) if name == "full_attention"]
@@ -149,7 +150,7 @@ def _not_rotated(settings: Json, problems: list[str]) -> list[int]:
     if listed is None:
         return list(range(every, layers + 1, every))
     if not isinstance(listed, list) or len(listed) < layers:
-        problems.append(f"no_rope_layers = {str(listed)[:80]} is not a list of 0 or 1 for {layers} layers")
+        problems.append(f"no_rope_layers = {str(listed)[:80]} is not a list of 0 or 1 for {counted(layers, 'layer')}")
         return []
     return [number for number, rotated in enumerate(listed[:layers], 1) if not rotated]
 
