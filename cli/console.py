@@ -113,20 +113,20 @@ class Parser(argparse.ArgumentParser):
             UsageError: no such option, or not a value for it.
         """
         words = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words) if word.startswith("--")]
-        known = self._option_string_actions
-        given = {known[word].dest for word in words if word in known}
-        given |= {match[0].dest for word in words if word not in known for match in self._get_option_tuples(word)}
+        actions = self._option_string_actions
+        given = {actions[word].dest for word in words if word in actions}
+        given |= {match[0].dest for word in words if word not in actions for match in self._get_option_tuples(word)}
         for name, value in values.items():
             option = f"--{name.replace('_', '-')}"
-            action = known.get(option)
+            action = actions.get(option)
             if action is None or action.required or action.dest == "config":
                 meant = None if action else self._meant(option)
                 fix = f"{meant.removeprefix('--')}?" if meant else "leave it out"
                 raise UsageError(f"{place}: {name} cannot be set there", fix=fix)
             texts = [] if value is True else list(map(str, value if isinstance(value, list) else [value]))
             number = action.nargs
-            one = len(texts) == 1 and not isinstance(value, bool)
-            takes = not texts if number == 0 else one if number is None else bool(texts)
+            is_single = len(texts) == 1 and not isinstance(value, bool)
+            takes = not texts if number == 0 else is_single if number is None else bool(texts)
             if not takes or isinstance(value, dict):
                 expected = "true" if number == 0 else "one value" if number is None else "a list"
                 raise UsageError(f"{place}: {name} = {value!r}"[:200], expected=expected)

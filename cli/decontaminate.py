@@ -72,9 +72,9 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             result = join_parts(options, rules, arguments.parts, progress)
     sets = result.summary.get("sets", [])
     lines = []
-    for one in sets:
-        share = f"{one['found']:,} of {counted(one['items'], 'item')} ({100 * one['share']:.2f} %)"
-        lines.append(f"{one['name']}: {share} in {counted(one['rows'], 'row')}")
+    for facts in sets:
+        share = f"{facts['found']:,} of {counted(facts['items'], 'item')} ({100 * facts['share']:.2f} %)"
+        lines.append(f"{facts['name']}: {share} in {counted(facts['rows'], 'row')}")
     if rules.mode != "report":
         lines.append(text_of(result, rows_only=options.rows_only))
     console.result("\n".join(lines), facts_of(result) | {"sets": sets})

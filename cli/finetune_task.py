@@ -113,9 +113,9 @@ def prepare(arguments: argparse.Namespace, model: ModelFolder, folder: Path, con
     columns = columns_of(arguments.columns)
     named = tuple(arguments.labels.split(",")) if arguments.labels else ()
     labels = named or (labels_in(train, columns) if task == "classify" else ())
-    known = model.family.classes(model.config) or ()
-    if task == "classify" and not named and sorted(known) == sorted(labels):
-        labels = known  # its head goes on
+    classes = model.family.classes(model.config) or ()
+    if task == "classify" and not named and sorted(classes) == sorted(labels):
+        labels = classes  # its head goes on
     tokenizer = _tokenizer(arguments, model)
 
     def read(path: Path, *, to_train: bool = False) -> LabelledFile:
@@ -159,13 +159,13 @@ def prepare(arguments: argparse.Namespace, model: ModelFolder, folder: Path, con
 
 def _sources(arguments: argparse.Namespace, task: Task) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
     """Training, validation and test data; options win over what a folder holds."""
-    found = [sources_in(Path(path), task) for path in arguments.data.split(",")]
-    train = tuple(path for of_data in found for path in of_data.train)
+    sources = [sources_in(Path(path), task) for path in arguments.data.split(",")]
+    train = tuple(path for of_data in sources for path in of_data.train)
     valid, test = (
         tuple(Path(path) for path in (text or "").split(",") if path) for text in (arguments.valid, arguments.test)
     )
-    valid = valid or tuple(path for of_data in found for path in of_data.valid)
-    return train, valid, test or tuple(path for of_data in found for path in of_data.test)
+    valid = valid or tuple(path for of_data in sources for path in of_data.valid)
+    return train, valid, test or tuple(path for of_data in sources for path in of_data.test)
 
 
 def _tokenizer(arguments: argparse.Namespace, model: ModelFolder) -> Tokenizer:

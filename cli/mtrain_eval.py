@@ -111,8 +111,8 @@ def _curve_numbers(facts: dict[str, Any], arguments: argparse.Namespace) -> dict
         for name in ("sequence_length", "overlap", "detokenizer", "max_documents", "num_fewshot", "limit")
         if getattr(arguments, name) is not None
     ]
-    told = ", ".join([*([Path(arguments.data).name] if arguments.data else []), *options])
-    return {f"{name} ({told})" if told else name: value for name, value in numbers.items()}
+    settings = ", ".join([*([Path(arguments.data).name] if arguments.data else []), *options])
+    return {f"{name} ({settings})" if settings else name: value for name, value in numbers.items()}
 
 
 def _checkpoints(run_folder: str) -> list[str]:

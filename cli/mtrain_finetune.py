@@ -250,9 +250,13 @@ def _given(overrides: list[str]) -> Tables:
     for section, table in given.items():
         for key, value in table.items():
             inner = value if isinstance(value, dict) else {}
-            named = {f"{section}.{key}.{name}": one for name, one in inner.items()} or {f"{section}.{key}": value}
+            named = {f"{section}.{key}.{name}": setting for name, setting in inner.items()} or {
+                f"{section}.{key}": value
+            }
             problems += [
-                problem for name, one in named.items() if one is not None and (problem := setting_problem(name, one))
+                problem
+                for name, setting in named.items()
+                if setting is not None and (problem := setting_problem(name, setting))
             ]
     if problems:
         raise problems_error("the command line", problems)
@@ -339,8 +343,8 @@ def _with_new_tokens(model: ModelFolder, tokens: list[str]) -> tuple[ModelFolder
         )
     before = build_tokenizer(made.name, made.files, options=made.options)
     definition = json.loads(made.files["tokenizer.json"])
-    if known := [token for token in tokens if token_id(before, token) is not None]:
-        raise UsageError(f"--add-tokens: the tokenizer has {few(known, 4)} already", fix="leave them out")
+    if present := [token for token in tokens if token_id(before, token) is not None]:
+        raise UsageError(f"--add-tokens: the tokenizer has {few(present, 4)} already", fix="leave them out")
     definition = with_special_tokens(definition, tokens)
     files = {**made.files, "tokenizer.json": json.dumps(definition, ensure_ascii=False).encode()}
     tokenizer = made._replace(files=files)

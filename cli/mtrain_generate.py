@@ -209,7 +209,7 @@ def _fill(model: Model, prompts: list[str | list[int]], *, arguments: argparse.N
         )
     filled = fill_masks(model, texts, top=arguments.top_k or 5)
     if model.world.is_main:
-        console.result("\n\n".join(one.lines() for one in filled), {"texts": [one.facts() for one in filled]})
+        console.result("\n\n".join(text.lines() for text in filled), {"texts": [text.facts() for text in filled]})
 
 
 def _search(

@@ -34,13 +34,13 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     """Read, and print."""
     scores = read_scores(arguments.scores, arguments.score)
     prompts = read_prompts(arguments.prompts, arguments.score) if arguments.prompts else None
-    values = [one.score for one in scores if one.score is not None]
+    values = [line.score for line in scores if line.score is not None]
     facts: dict[str, Any] = {"lines": len(scores), "all": statistics(values)}
     lines = [
         f"{counted(len(scores), 'line')}, {len(scores) - len(values):,} without a score",
         sentence("scores", facts["all"]),
     ]
-    if any(one.prompt for one in scores):
+    if any(line.prompt for line in scores):
         facts["prompts"] = maxima(scores, prompts)
         for name, group in facts["prompts"].items():
             if group["prompts"]:

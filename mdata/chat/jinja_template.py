@@ -327,10 +327,10 @@ def _with_objects(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapp
 
     None: there are none. OpenAI has arguments as strings, most templates write them with `tojson`.
     """
-    found = False
+    changed = False
 
     def call(given: Any) -> Any:
-        nonlocal found
+        nonlocal changed
         if not isinstance(given, Mapping):
             return given
         if isinstance(given.get("function"), Mapping):
@@ -341,16 +341,16 @@ def _with_objects(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapp
         value, quoted = _as_object(arguments), json.dumps(arguments, ensure_ascii=False)[1:-1]
         if value is arguments or quoted not in text:
             return given
-        found = True
+        changed = True
         return {**given, "arguments": value}
 
     parsed = [
-        {**message, "tool_calls": [call(one) for one in message["tool_calls"]]}
+        {**message, "tool_calls": [call(tool_call) for tool_call in message["tool_calls"]]}
         if isinstance(message.get("tool_calls"), list)
         else message
         for message in messages
     ]
-    return parsed if found else None
+    return parsed if changed else None
 
 
 def _check_work(messages: Sequence[Message], *, separate: Sequence[bool]) -> None:

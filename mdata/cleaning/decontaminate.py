@@ -121,7 +121,7 @@ def load_item_sets(rules: DecontaminateRules) -> list[ItemSet]:
                 columns = (column.sentences for column in batch.columns)
                 items += ["\n".join(texts) for texts in zip(*columns, strict=True)]
         sets.append(ItemSet(name or Path(path).name.partition(".")[0], items))
-    names = Counter(one.name for one in sets)
+    names = Counter(item_set.name for item_set in sets)
     if twice := [name for name, count in names.items() if count > 1]:
         raise UsageError(f"two test sets have the name {twice[0]}", fix="name them: --against NAME=PATH")
     return sets
@@ -162,13 +162,13 @@ class _Decontaminate:
         names: tuple[str, ...] = ("against_keys", "ngram", "min_ngram", "mode")
         names += ("margin", "min_characters", "max_pieces") if self.rules.mode == "split" else ()
         options = {name: getattr(self.rules, name) for name in names}
-        sets = [[one.name, len(one.items), one.fingerprint] for one in self.sets]
+        sets = [[item_set.name, len(item_set.items), item_set.fingerprint] for item_set in self.sets]
         return {"version": 1, "unicode": _core.text_classes_unicode(), "sets": sets, **options}
 
     def prepare(self) -> None:
-        items = [item for one in self.sets for item in one.items]
+        items = [item for item_set in self.sets for item in item_set.items]
         self.index = _core.NgramIndex(items, self.rules.ngram, self.rules.min_ngram)
-        self.firsts = np.cumsum([0, *(len(one.items) for one in self.sets)])[:-1].tolist()
+        self.firsts = np.cumsum([0, *(len(item_set.items) for item_set in self.sets)])[:-1].tolist()
 
     def edit(self, batch: TextBatch) -> tuple[list[Edit], Counter[str]]:
         assert self.index is not None, "prepared before"
@@ -194,23 +194,25 @@ class _Decontaminate:
         return edits, counts
 
     def summary(self, counts: Counter[str]) -> dict[str, Any]:
-        found = np.array([int(name[5:]) for name in counts if name.startswith("item ")], np.int64)
+        hit_items = np.array([int(name[5:]) for name in counts if name.startswith("item ")], np.int64)
         sets, first = [], 0
-        for number, one in enumerate(self.sets):
-            last = first + len(one.items)
-            hit = int(((found >= first) & (found < last)).sum())
-            share = round(hit / max(1, len(one.items)), 6)
+        for number, item_set in enumerate(self.sets):
+            last = first + len(item_set.items)
+            hit = int(((hit_items >= first) & (hit_items < last)).sum())
+            share = round(hit / max(1, len(item_set.items)), 6)
             rows = counts[f"rows {number}"]
-            sets.append({"name": one.name, "items": len(one.items), "found": hit, "share": share, "rows": rows})
+            sets.append(
+                {"name": item_set.name, "items": len(item_set.items), "found": hit, "share": share, "rows": rows}
+            )
             first = last
-        return {"sets": sets, **({"items": sorted(found.tolist())} if self.names_items else {})}
+        return {"sets": sets, **({"items": sorted(hit_items.tolist())} if self.names_items else {})}
 
     def join(self, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The summary of all parts."""
         counts = Counter[str]()
         for summary in summaries:
             counts.update(f"item {item}" for item in summary["items"])
-            counts.update({f"rows {number}": one["rows"] for number, one in enumerate(summary["sets"])})
+            counts.update({f"rows {number}": facts["rows"] for number, facts in enumerate(summary["sets"])})
         return replace(self, names_items=False).summary(counts)
 
 
@@ -262,14 +264,14 @@ class _Counted:
 
     def record(self) -> dict[str, Any]:
         names = ("against_keys", "ngram", "min_ngram")
-        sets = [[one.name, len(one.items), one.fingerprint] for one in self.sets]
+        sets = [[item_set.name, len(item_set.items), item_set.fingerprint] for item_set in self.sets]
         return {"version": 1, "sets": sets, **{name: getattr(self.rules, name) for name in names}}
 
     def prepare(self) -> None:
         self.ngrams = self._loaded()
 
     def _loaded(self) -> OpenWebTextNgrams:
-        items = [item for one in self.sets for item in one.items]
+        items = [item for item_set in self.sets for item in item_set.items]
         return OpenWebTextNgrams.of_items(items, most=self.rules.ngram, least=self.rules.min_ngram)
 
     def edit(self, batch: TextBatch) -> tuple[list[Edit], Counter[str]]:
@@ -311,7 +313,7 @@ class _OpenWebText(_Counted):
     def edit(self, batch: TextBatch) -> tuple[list[Edit], Counter[str]]:
         assert self.ngrams is not None, "prepared before"
         limits = Pieces(self.rules.margin, self.rules.min_characters)
-        tasks = "-".join(one.name for one in self.sets)
+        tasks = "-".join(item_set.name for item_set in self.sets)
         before = self.rows_before[batch.chunk.file_number, batch.chunk.number]
         edits = []
         for number, (row, text) in enumerate(zip(batch.rows, batch.texts, strict=True)):

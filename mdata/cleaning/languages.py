@@ -80,10 +80,10 @@ def _langdetect() -> tuple[Identify, str]:
 
     def identify(text: str) -> tuple[str, float]:
         try:
-            found = langdetect.detect_langs(text)[0]
+            likeliest = langdetect.detect_langs(text)[0]
         except langdetect.LangDetectException:
             return "", 0.0
-        return str(found.lang), float(found.prob)
+        return str(likeliest.lang), float(likeliest.prob)
 
     return identify, version("langdetect")
 

@@ -71,15 +71,15 @@ class OpenWebTextNgrams:
 
     def occurring(self, text: str) -> set[str]:
         """The n-grams of a text; after each the search goes on behind it."""
-        found = set[str]()
+        keys = set[str]()
         while text:
             match = self._first_match(text)
             if match is None:
                 break
             begin, key = match
-            found.add(key)
+            keys.add(key)
             text = text[begin + len(key) + 1 :]
-        return found
+        return keys
 
     def free_pieces(self, text: str, limits: Pieces) -> list[str]:
         """The text cut around its n-grams."""

@@ -44,9 +44,9 @@ class Extracted(NamedTuple):
     fields: dict[str, str | None]
 
 
-def fields_of(**known: str | None) -> dict[str, str | None]:
+def fields_of(**fields: str | None) -> dict[str, str | None]:
     """The fields in their order; an empty one is None."""
-    return {name: known.get(name) or None for name in ("id", "url", "title", "date", "language")}
+    return {name: fields.get(name) or None for name in ("id", "url", "title", "date", "language")}
 
 
 class _Removed(Exception):
@@ -173,8 +173,8 @@ def _extractor(name: str, *, main_content: bool) -> Callable[[Any, str], str]:
 
 def charset_of(content_type: str) -> str | None:
     """The charset that a content type names."""
-    found = re.search(r"charset\s*=\s*[\"']?([^\s\"';,]+)", content_type, re.IGNORECASE)
-    return found[1] if found else None
+    match = re.search(r"charset\s*=\s*[\"']?([^\s\"';,]+)", content_type, re.IGNORECASE)
+    return match[1] if match else None
 
 
 def unchunked(body: bytes, max_bytes: int, *, cut: bool) -> bytes:

@@ -63,7 +63,7 @@ def read_scores(path: str | Path, name: str = "") -> list[Scored]:
     Raises:
         BadInputError: a line that has no id or no score; names it. UsageError: no such file.
     """
-    found = list[Scored]()
+    scores = list[Scored]()
     for where, record in _records(path):
         id = next((record[key] for key in IDS if record.get(key) is not None), None)
         if id is None:
@@ -72,8 +72,8 @@ def read_scores(path: str | Path, name: str = "") -> list[Scored]:
                 expected='{"id": ..., "score": ...} with the id, or "index", of the row',
             )
         prompt = record.get("prompt")
-        found.append(Scored(json.dumps(id), _score(record, name, where), "" if prompt is None else json.dumps(prompt)))
-    return found
+        scores.append(Scored(json.dumps(id), _score(record, name, where), "" if prompt is None else json.dumps(prompt)))
+    return scores
 
 
 def filter_by_scores(options: TextJobOptions, rules: FilterRules, progress: Progress = SILENT) -> TextJobResult:
@@ -84,13 +84,17 @@ def filter_by_scores(options: TextJobOptions, rules: FilterRules, progress: Prog
         `read_scores`.
     """
     scores = read_scores(rules.by, rules.name)
-    if twice := next((id for id, count in Counter(one.id for one in scores).items() if count > 1), None):
+    if twice := next((id for id, count in Counter(line.id for line in scores).items() if count > 1), None):
         raise UsageError(f"{rules.by} scores a row twice", found=f"id {twice}", expected="one line for each row")
     kept = chosen(scores, _share(rules.share, highest=rules.highest), highest=rules.highest)
-    values = [one.score for one in scores if one.score is not None]
-    summary = {"scores": len(scores), "all": statistics(values), "kept": statistics([one.score or 0.0 for one in kept])}
-    ids = frozenset(one.id for one in scores)
-    work = _Filter(frozenset(one.id for one in kept), ids, _digest(scores, rules), summary)
+    values = [line.score for line in scores if line.score is not None]
+    summary = {
+        "scores": len(scores),
+        "all": statistics(values),
+        "kept": statistics([line.score or 0.0 for line in kept]),
+    }
+    ids = frozenset(line.id for line in scores)
+    work = _Filter(frozenset(line.id for line in kept), ids, _digest(scores, rules), summary)
     result = run_text_job(options, work, progress)
     if result.rows and not result.kept and set(result.removed) == {"not-scored"} and options.shard is None:
         raise UsageError(
@@ -106,7 +110,7 @@ def filter_by_scores(options: TextJobOptions, rules: FilterRules, progress: Prog
 def chosen(scores: Sequence[Scored], share: Fraction, *, highest: bool = False) -> list[Scored]:
     """The lines with the lowest or highest scores, floor(share x all lines) at most, the most extreme first."""
     sign = -1.0 if highest else 1.0
-    ranked = sorted((one for one in scores if one.score is not None), key=lambda one: sign * (one.score or 0.0))
+    ranked = sorted((line for line in scores if line.score is not None), key=lambda line: sign * (line.score or 0.0))
     return ranked[: math.floor(share * len(scores))]
 
 
@@ -135,26 +139,26 @@ def maxima(
         prompts: the score of each prompt itself; those above the threshold, and the rest, are also groups.
     """
     largest: dict[str, float] = {}
-    for one in scores:
-        if one.score is not None and one.prompt:
-            largest[one.prompt] = max(one.score, largest.get(one.prompt, -math.inf))
+    for line in scores:
+        if line.score is not None and line.prompt:
+            largest[line.prompt] = max(line.score, largest.get(line.prompt, -math.inf))
     of_prompt = prompts or {}
     groups = {"all": list(largest)}
     if prompts is not None:
-        known = [prompt for prompt in largest if of_prompt.get(prompt) is not None]
-        groups["prompts above"] = [prompt for prompt in known if (of_prompt[prompt] or 0.0) > threshold]
-        groups["prompts below"] = [prompt for prompt in known if (of_prompt[prompt] or 0.0) <= threshold]
+        scored = [prompt for prompt in largest if of_prompt.get(prompt) is not None]
+        groups["prompts above"] = [prompt for prompt in scored if (of_prompt[prompt] or 0.0) > threshold]
+        groups["prompts below"] = [prompt for prompt in scored if (of_prompt[prompt] or 0.0) <= threshold]
     facts = {}
     for name, members in groups.items():
-        found = statistics([largest[prompt] for prompt in members], threshold)
+        numbers = statistics([largest[prompt] for prompt in members], threshold)
         keys = {"count": "prompts", "mean": "expected_maximum", "std": "std", "above": "probability"}
-        facts[name] = {keys[key]: value for key, value in found.items() if key in keys}
+        facts[name] = {keys[key]: value for key, value in numbers.items() if key in keys}
     return facts
 
 
 def read_prompts(path: str | Path, name: str = "") -> dict[str, float | None]:
     """The scores of prompts by their texts, from lines as in RealToxicityPrompts: {"prompt": {"text", "toxicity"}}."""
-    found = {}
+    score_of = {}
     for where, record in _records(path):
         prompt = record.get("prompt")
         if not isinstance(prompt, dict) or "text" not in prompt:
@@ -162,8 +166,8 @@ def read_prompts(path: str | Path, name: str = "") -> dict[str, float | None]:
                 f"{where}: no prompt with a text and its score", expected='{"prompt": {"text": ..., "toxicity": ...}}'
             )
         scores = {key: value for key, value in prompt.items() if key != "text"}
-        found[json.dumps(prompt["text"])] = _score({"score": scores}, name, where)
-    return found
+        score_of[json.dumps(prompt["text"])] = _score({"score": scores}, name, where)
+    return score_of
 
 
 def _records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -215,7 +219,7 @@ def _share(text: str, *, highest: bool) -> Fraction:
 
 
 def _digest(scores: Sequence[Scored], rules: FilterRules) -> str:
-    facts = [[one.id, one.score] for one in scores]
+    facts = [[line.id, line.score] for line in scores]
     return blake3(json.dumps([facts, rules.share, rules.highest]).encode()).hexdigest()
 
 

@@ -123,8 +123,8 @@ class CleanRules:
             return {self.language.identifier: load_identifier(self.language.identifier)[1], **_NORMAL_FORMS}
         if step == "openwebtext":
             tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer).fingerprint
-            found = {"langdetect": load_identifier("langdetect")[1], "tokenizer": tokenizer}
-            return {"tasks": list(self.openwebtext_tasks), "ftfy": ftfy_version(), **found, **_NORMAL_FORMS}
+            others = {"langdetect": load_identifier("langdetect")[1], "tokenizer": tokenizer}
+            return {"tasks": list(self.openwebtext_tasks), "ftfy": ftfy_version(), **others, **_NORMAL_FORMS}
         return {"ftfy": ftfy_version(), **_NORMAL_FORMS} if step == "fix" else {}
 
 

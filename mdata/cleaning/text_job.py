@@ -489,9 +489,9 @@ def join_reports(
     Raises:
         UsageError: a part is not finished, is of other input or options, or the folder holds another result.
     """
-    whole = _TextJob(options, work, files := _inputs(options, work, progress), Path(options.output), progress)
-    whole.made_of["parts"] = num_parts
-    whole.report_facts()
+    job = _TextJob(options, work, files := _inputs(options, work, progress), Path(options.output), progress)
+    job.made_of["parts"] = num_parts
+    job.report_facts()
     results, outputs = list[dict[str, Any]](), list[dict[str, Any]]()
     for number in range(1, num_parts + 1):
         of_part, sources = _part_of(replace(options, shard=f"{number}/{num_parts}"), files)
@@ -507,8 +507,8 @@ def join_reports(
     counted = {name: sum(result[name] for result in results) for name in ("rows", "kept", "changed", "bad", "filtered")}
     summary = join([result["summary"] for result in results])
     joined = {**counted, "removed": dict(sorted(removed.items())), "summary": summary}
-    whole.write_report(joined, outputs)
-    return TextJobResult(whole.folder, **joined)
+    job.write_report(joined, outputs)
+    return TextJobResult(job.folder, **joined)
 
 
 def _inputs(options: TextJobOptions, work: TextWork, progress: Progress) -> Sequence[SourceFile]:
@@ -526,7 +526,7 @@ def _part_of(options: TextJobOptions, files: Sequence[SourceFile]) -> tuple[Text
     """The options and files, or sections of files, of the part that `options.shard` names."""
     assert options.shard is not None, "the job is not divided"
     part = parse_shard(options.shard)
-    whole = options.text_documents == "file"
+    text_is_whole = options.text_documents == "file"
 
     def of_part(path: str | None) -> str | None:
         return path and f"{Path(path).with_suffix('')}-{part_name(part)}{Path(path).suffix}"
@@ -539,7 +539,7 @@ def _part_of(options: TextJobOptions, files: Sequence[SourceFile]) -> tuple[Text
             removed=of_part(options.removed),
             quarantine=of_part(options.quarantine),
         ),
-        files_of_part(files, part, chunk_bytes=BLOCK_BYTES, text_is_whole=whole),
+        files_of_part(files, part, chunk_bytes=BLOCK_BYTES, text_is_whole=text_is_whole),
     )
 
 
@@ -581,8 +581,8 @@ class _TextJob:
         if not self.report.exists():
             return None
         facts = read_facts(self.report)
-        found = facts.get("made_of", {})
-        if differing := [name for name in {**self.made_of, **found} if found.get(name) != self.made_of.get(name)]:
+        made_of = facts.get("made_of", {})
+        if differing := [name for name in {**self.made_of, **made_of} if made_of.get(name) != self.made_of.get(name)]:
             raise UsageError(
                 f"{self.folder} holds the result of other input or options",
                 found="different " + ", ".join(differing),
@@ -746,8 +746,8 @@ class _Writer:
         if not state.files or state.files[-1].hash:
             return
         check_unchanged(self.job.files[len(state.files) - 1])
-        whole = blake3(b"".join(map(bytes.fromhex, state.digests))).hexdigest()
-        state.files[-1], state.digests = replace(state.files[-1], hash=whole), []
+        digest = blake3(b"".join(map(bytes.fromhex, state.digests))).hexdigest()
+        state.files[-1], state.digests = replace(state.files[-1], hash=digest), []
         if self.output is not None:
             state.output = self.output.sync()
             self.output.close()
@@ -794,11 +794,13 @@ class _Writer:
 
 def _output_names(files: Sequence[SourceFile], ending: str) -> list[str]:
     """A name for the output of each input; numbered if inputs of several folders share one."""
-    endings = sorted((known for names in ENDINGS.values() for known in names), key=len, reverse=True)
+    endings = sorted((known_ending for names in ENDINGS.values() for known_ending in names), key=len, reverse=True)
     stems = []
     for file in files:
         name = Path(str(file.path)).name
-        stems.append(next((name.removesuffix(known) for known in endings if name.endswith(known)), name))
+        stems.append(
+            next((name.removesuffix(known_ending) for known_ending in endings if name.endswith(known_ending)), name)
+        )
     if len(set(stems)) < len(stems):
         stems = [f"{number:05}-{stem}" for number, stem in enumerate(stems)]
     return [f"{stem}.jsonl{ending}" for stem in stems]

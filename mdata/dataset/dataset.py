@@ -396,8 +396,8 @@ class Dataset:
         components, inside = self.locate(samples)
         return [
             name
-            for number, one in zip(components.tolist(), inside.tolist(), strict=True)
-            for name in cast("ClassifySamples", self.components[number].samples).names([one])
+            for number, sample in zip(components.tolist(), inside.tolist(), strict=True)
+            for name in cast("ClassifySamples", self.components[number].samples).names([sample])
         ]
 
     def rows_with_ends_inside(self, samples: npt.ArrayLike) -> float:

@@ -163,9 +163,9 @@ def write_sets(job: DedupJob, task: PartNumber, progress: Progress) -> None:
             index.append(np.column_stack((rows, 8 * (words + ends - counts), counts)).astype(np.uint64))
             atomic_io.write_all(fd, hashes.data)
             words += len(hashes)
-    whole = np.concatenate(index)
-    atomic_io.atomic_write(folder / "index", whole.data)
-    _finish(job, "sets", task, {"documents": len(whole), "bytes": 8 * words})
+    offsets = np.concatenate(index)
+    atomic_io.atomic_write(folder / "index", offsets.data)
+    _finish(job, "sets", task, {"documents": len(offsets), "bytes": 8 * words})
 
 
 def _sets_of(

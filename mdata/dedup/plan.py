@@ -210,9 +210,9 @@ class EarlierResult:
             )
         runs = tuple((path.parent / name, base, tuple(counts)) for name, base, counts in facts["runs"])
         for run, _, counts in runs:
-            size, whole = run.stat().st_size if run.exists() else 0, 24 * counts[0] + 16 * sum(counts[1:])
-            if size != whole:
-                raise DamageError(f"{run} is torn", found=f"{size} bytes", expected=f"{whole} bytes", fix=repair)
+            size, expected = run.stat().st_size if run.exists() else 0, 24 * counts[0] + 16 * sum(counts[1:])
+            if size != expected:
+                raise DamageError(f"{run} is torn", found=f"{size} bytes", expected=f"{expected} bytes", fix=repair)
         fingerprint = blake3(path.read_bytes()).hexdigest(length=16)
         return cls(fingerprint, facts["rows"], tuple((name, rows) for name, rows in facts["files"]), runs, repair)
 
@@ -236,15 +236,15 @@ class DedupJob:
         self.earlier = tuple(EarlierResult.load(Path(path), options) for path in results)
         self.earlier_rows = sum(result.rows for result in self.earlier)
         texts = [path for path in options.against if path not in results]
-        known = find(texts) if texts else ()
+        earlier = find(texts) if texts else ()
         self.options, self.progress = options, progress
-        self.files, self.num_known = (*known, *find(options.inputs)), len(known)
+        self.files, self.num_known = (*earlier, *find(options.inputs)), len(earlier)
         if any(file.path == STDIN for file in self.files):
             raise UsageError("mdata dedup cannot read standard input", fix="give files: preprocess reads them again")
         self.spec = ReadSpec(json_keys=(options.json_key,), text_documents=options.text_documents, sentence_lists=False)
         self.identity: dict[str, Any] = {
             **options.content,
-            "num_known": len(known),
+            "num_known": len(earlier),
             "inputs": [[path_of(file), file.size_bytes, file.modified_ns] for file in self.files],
         }
         if self.earlier:

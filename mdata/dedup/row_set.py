@@ -127,11 +127,11 @@ class RowSet:
             UsageError: none of them, or the file has another size now.
         """
         path = path_of(file)
-        numbers = [number for number, known in enumerate(self.files) if known.path == path]
+        numbers = [number for number, candidate in enumerate(self.files) if candidate.path == path]
         numbers = numbers or [
             number
-            for number, known in enumerate(self.files)
-            if (Path(known.path).name, known.size_bytes) == (Path(path).name, file.size_bytes)
+            for number, candidate in enumerate(self.files)
+            if (Path(candidate.path).name, candidate.size_bytes) == (Path(path).name, file.size_bytes)
         ]
         if len(numbers) != 1:
             raise UsageError(

@@ -107,15 +107,15 @@ def merged(runs: Sequence[Run], words: int, *, scratch: Path, low: int = 0, high
         files = {path: stack.enter_context(_opened(path)) for path in {run.path for run in runs}}
         with damage_named(runs, words):
             slices = [_slice(files[run.path], run, words, low=low, high=high) for run in runs]
-            slices = [one for one in slices if one[2]]
+            slices = [part for part in slices if part[2]]
             merger = _core.RunMerger(slices, words, min(BUFFERS_BYTES // max(1, len(slices)), 1 << 20))
         yield Merger(merger, runs, words)
 
 
 def _slice(file: int, run: Run, words: int, *, low: int, high: int) -> tuple[int, int, int, int]:
-    whole = (file, run.offset, run.count, run.added)
-    first = _core.count_below(whole, words, low) if low else 0
-    last = _core.count_below(whole, words, high) if high < 1 << 64 else run.count
+    words_of_run = (file, run.offset, run.count, run.added)
+    first = _core.count_below(words_of_run, words, low) if low else 0
+    last = _core.count_below(words_of_run, words, high) if high < 1 << 64 else run.count
     return file, run.offset + 8 * words * first, last - first, run.added
 
 

@@ -63,14 +63,14 @@ def cut_substrings(job: DedupJob, task: PartNumber, progress: Progress) -> None:
     progress.end()
     for file in sources:
         check_unchanged(file)
-    whole = bytes(text)
+    content = bytes(text)
     del text
     progress.begin("finding repeats", None, unit="B")
-    ranges = _core.repeated_ranges(whole, np.array(ends[1:], np.int64), job.options.substring)
+    ranges = _core.repeated_ranges(content, np.array(ends[1:], np.int64), job.options.substring)
     progress.end()
     with atomic_io.atomic_file(path) as fd:
         rows = list[bytes]()
-        for line in _rows(job, whole, ends, lines, ranges):
+        for line in _rows(job, content, ends, lines, ranges):
             rows.append(line)
             if len(rows) == _ROWS_AT_ONCE:
                 _write(fd, rows)
@@ -78,7 +78,7 @@ def cut_substrings(job: DedupJob, task: PartNumber, progress: Progress) -> None:
             _write(fd, rows)
     removed = int((ranges[:, 1] - ranges[:, 0]).sum())
     progress.note(
-        f"{removed:,} of {len(whole):,} bytes of text repeat earlier ones, in {counted(len(ranges), 'place')}"
+        f"{removed:,} of {len(content):,} bytes of text repeat earlier ones, in {counted(len(ranges), 'place')}"
     )
 
 

@@ -142,14 +142,14 @@ def _groups(path: Path) -> tuple[Counter[int], list[Group], list[Group]]:
 def _examples(rows: RowSet, made_of: dict[str, Any], groups: Sequence[Group]) -> Iterator[Example]:
     texts = _Texts(rows, made_of)
     signer = signer_of(made_of)
-    found = 0
+    shown = 0
     for group in groups:
-        if found == EXAMPLES:
+        if shown == EXAMPLES:
             return
         kept, removed = texts.text_of(group.kept), texts.text_of(group.removed)
         if kept is None or removed is None:
             continue
-        found += 1
+        shown += 1
         hashes, ends = signer.ngram_sets([kept, removed])
         sets = [set(part.tolist()) for part in np.split(hashes, ends[:-1])]
         union = len(sets[0] | sets[1])
@@ -170,7 +170,7 @@ class _Texts:
         """A text; None: it is too far inside its file, or not there any more."""
         try:
             (file,) = find_inputs([row.path], format=self._format).files
-            numbers = [number for number, known in enumerate(self._rows.files) if known.path == path_of(file)]
+            numbers = [number for number, candidate in enumerate(self._rows.files) if candidate.path == path_of(file)]
             if not numbers:
                 return None  # a text of --against, whose chunks are not recorded
             ends = np.cumsum(self._rows.chunks_of(numbers[0])["rows"].astype(np.int64))
@@ -274,9 +274,9 @@ def _pair(example: Example) -> str:
     )
 
 
-def marked(one: str, other: str) -> tuple[str, str]:
+def marked(left: str, right: str) -> tuple[str, str]:
     """Two texts as HTML: the words that the other one lacks are marked, and long texts are cut."""
-    words = [_WORD.findall(text)[: 2 * _COMPARED_WORDS] for text in (one, other)]
+    words = [_WORD.findall(text)[: 2 * _COMPARED_WORDS] for text in (left, right)]
     one_words, other_words = ([word for word in part if not word.isspace()] for part in words)
     matcher = SequenceMatcher(None, one_words, other_words, autojunk=False)
     common: tuple[set[int], set[int]] = set(), set()

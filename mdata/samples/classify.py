@@ -136,8 +136,11 @@ class ClassifySamples(FieldSamples):
         for name in ("types", "padding_mask"):
             fields[name].fill(0)
         for place, (label, *texts) in enumerate(self.texts(numbers)):
-            known = row_name(label[:1]).label
-            fields["labels"][place], fields["loss_mask"][place] = -1 if known is None else known, known is not None
+            label_number = row_name(label[:1]).label
+            fields["labels"][place], fields["loss_mask"][place] = (
+                -1 if label_number is None else label_number,
+                label_number is not None,
+            )
             pairs = [(text, texts[0]) for text in texts[1:]] if self.options.choices else [(texts[0], None)]
             if not self.options.choices and len(texts) > 1:
                 pairs = [(texts[0], texts[1])]

@@ -131,13 +131,13 @@ def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Co
     """
     compared = dict(spec.where.columns) if spec.where else {}
     if spec.tokens:
-        found = {name: _find(schema, name, file=file) for name in dict.fromkeys((*spec.json_keys, *compared))}
+        path_of = {name: _find(schema, name, file=file) for name in dict.fromkeys((*spec.json_keys, *compared))}
         for name in spec.json_keys:
-            path = found[name]
+            path = path_of[name]
             item = item_type(path[1]) if path else None
             if not (item and pa.types.is_integer(item)):
                 raise UsageError(f"{file.path}: column {name!r} holds {path and path[1]}", expected="lists of integers")
-        return [ColumnPath(path[0], None) for path in found.values() if path]
+        return [ColumnPath(path[0], None) for path in path_of.values() if path]
     if spec.chat is not None:
         for name in (*spec.json_keys, *compared):
             column = _find(schema, name, file=file)

@@ -121,7 +121,9 @@ def _side(name: str, side: Any, prompt: Any) -> list[Any]:
 def _num_common(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
     """How many messages both begin with."""
     pairs = zip(chosen, rejected, strict=False)
-    return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
+    return next(
+        (number for number, (first, other) in enumerate(pairs) if first != other), min(len(chosen), len(rejected))
+    )
 
 
 def _is_answer(message: Any) -> bool:

@@ -161,11 +161,11 @@ def flat_messages(
         and all(len(message) == 2 and turn.fields is None for message, turn in zip(value, turns, strict=True))
     ):
         return flat
-    whole = None
+    rendered = None
     if template is not None and takes_fields:
         messages = [_whole_message(turn, message) for turn, message in zip(turns, value, strict=True)]
-        whole = template.whole(messages, {name: field for name, field in record.items() if field is not None})
-    _check_fields(value, record, flat, train_on, written=whole and whole.written, takes_fields=takes_fields)
+        rendered = template.whole(messages, {name: field for name, field in record.items() if field is not None})
+    _check_fields(value, record, flat, train_on, written=rendered and rendered.written, takes_fields=takes_fields)
     flags = [_flag(message, number) for number, message in enumerate(value, start=1)]
     by_role = trained_by_role(roles, train_on)
     trained = [by if flag is None else flag for flag, by in zip(flags, by_role, strict=True)]
@@ -176,11 +176,11 @@ def flat_messages(
         )
         by = f" by {', '.join(names)} of its messages" if names else ""
         raise BadConversation(f"no turn is left to train on{by}")
-    if whole is None and trained == by_role:
+    if rendered is None and trained == by_role:
         return flat
-    if whole is None:
-        whole = Whole(frozenset(), [{"role": turn.role, "content": turn.content} for turn in turns], _NO_FIELDS)
-    stored = {"messages": whole.messages, "variables": dict(whole.variables)}
+    if rendered is None:
+        rendered = Whole(frozenset(), [{"role": turn.role, "content": turn.content} for turn in turns], _NO_FIELDS)
+    stored = {"messages": rendered.messages, "variables": dict(rendered.variables)}
     try:
         return [orjson.dumps(stored if trained == by_role else {**stored, "trained": trained}).decode()]
     except TypeError as error:  # orjson's limits are narrower for writing
@@ -200,10 +200,10 @@ def conversation_of(flat: Sequence[str]) -> tuple[list[Message], Mapping[str, An
     """The messages in a list from `flat_messages`, and the template's variables from the record."""
     if len(flat) != 1:
         return [Message(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)], _NO_FIELDS
-    whole = orjson.loads(flat[0])
-    messages, trained = whole["messages"], whole.get("trained") or [None] * len(whole["messages"])
+    stored = orjson.loads(flat[0])
+    messages, trained = stored["messages"], stored.get("trained") or [None] * len(stored["messages"])
     turns = [Message(m["role"], text_of(m.get("content")), m, by) for m, by in zip(messages, trained, strict=True)]
-    return turns, whole["variables"]
+    return turns, stored["variables"]
 
 
 def text_of(content: Any) -> str:

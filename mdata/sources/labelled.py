@@ -367,7 +367,7 @@ def labels_in(files: Sequence[Path], columns: Mapping[str, str] | None = None) -
     Raises:
         UsageError: there are none.
     """
-    columns, found = columns or {}, set[str]()
+    columns, labels = columns or {}, set[str]()
     for file in files:
         records = _own_records(file)
         for row, line in _lines(file):
@@ -376,11 +376,11 @@ def labels_in(files: Sequence[Path], columns: Mapping[str, str] | None = None) -
             except Refused:
                 continue  # reading the rows says so
             gold = None if record is None else _value(record, "label", columns)
-            found |= set() if gold is None or gold == "" else {label_text(gold)}
-    if not found:
+            labels |= set() if gold is None or gold == "" else {label_text(gold)}
+    if not labels:
         where, expected = ", ".join(map(str, files)), f"{_named('label', columns)} in the rows"
         raise UsageError(f"{where} has no labels", expected=expected, fix="--columns label=NAME")
-    return tuple(sorted(found, key=lambda text: (not text.lstrip("-").isdigit(), len(text) * text.isdigit(), text)))
+    return tuple(sorted(labels, key=lambda text: (not text.lstrip("-").isdigit(), len(text) * text.isdigit(), text)))
 
 
 def label_text(value: Any) -> str:

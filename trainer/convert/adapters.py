@@ -215,7 +215,7 @@ def open_peft(path: Path, open_model: Callable[..., ModelFolder]) -> ModelFolder
         for target in get_args(LoRATarget)
     }
     targets = tuple(
-        target for target, those in links.items() if any(one.theirs.tensor in source.tensors for one in those)
+        target for target, those in links.items() if any(link.theirs.tensor in source.tensors for link in those)
     )
     used = [*(one for target in targets for one in links[target]), *saved.values()]
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in used}, where=path)
@@ -284,7 +284,7 @@ def write_peft(target: Path, model: ModelFolder, *, dtype: torch.dtype, model_ty
     base, lora = adapter.base, adapter.lora
     targets = {name.split(".")[-2] for name in adapter.source.tensors}
     links = [
-        one.flipped() for one in _links(base, lora.rank, targets=targets, model_type=_model_type(base, model_type))
+        link.flipped() for link in _links(base, lora.rank, targets=targets, model_type=_model_type(base, model_type))
     ]
     saved = _saved_links(base, model_type=_model_type(base, model_type))
     links += [saved[name].flipped() for name in lora.modules_to_save]
@@ -360,8 +360,8 @@ def _links(base: ModelFolder, rank: int, *, targets: Collection[str], model_type
             continue
         forms: tuple[Form, ...] = face.forms(name, size, base.shape, model_type)
         form = forms[0]
-        whole = len(forms) == 1 and not form.theirs_in and form.theirs.endswith(" column")
-        if not whole:
+        by_columns = len(forms) == 1 and not form.theirs_in and form.theirs.endswith(" column")
+        if not by_columns:
             raise UsageError(
                 f"peft cannot have an adapter of {layer.rpartition('.')[2]} alone in a model of type {model_type}",
                 found=f"{name} in {form.tensor}",

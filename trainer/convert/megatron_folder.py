@@ -212,11 +212,11 @@ def check_layers(config: RunConfig, layers: Iterable[int], *, where: Path) -> No
     Raises:
         DamageError: they differ.
     """
-    found, expected = set(layers), config.model.num_layers
-    if found != set(range(expected)):
+    numbers, expected = set(layers), config.model.num_layers
+    if numbers != set(range(expected)):
         raise DamageError(
             f"{where} does not have the layers of its model",
-            found=f"tensors of {len(found)} layers" + (f", up to layer {max(found)}" if found else ""),
+            found=f"tensors of {len(numbers)} layers" + (f", up to layer {max(numbers)}" if numbers else ""),
             expected=f"num_layers = {expected}",
             fix="restore the missing files, or the arguments of these weights",
         )

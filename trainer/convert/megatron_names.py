@@ -300,12 +300,12 @@ def _cut(ours: str, form: Form, *, place: LayerPlace | None, layout: StateDictLa
         dims = f"layer {dims}"
         theirs_in["layer"] = (place.number, place.num_layers)
     if form.cut:
-        whole = lengths[form.cut]
+        length = lengths[form.cut]
         vocabulary = "embedding" in ours or ours.endswith(("head.weight", "head_bias.bias"))
-        part = (layout.padded_rows if vocabulary else whole) // layout.tp_size
-        first = min(layout.tp_rank * part, whole)
-        lengths[form.cut] = min(first + part, whole) - first
-        ours_in[form.cut] = (first, whole)
+        part = (layout.padded_rows if vocabulary else length) // layout.tp_size
+        first = min(layout.tp_rank * part, length)
+        lengths[form.cut] = min(first + part, length) - first
+        ours_in[form.cut] = (first, length)
         before, extent = form.theirs_in.get(form.cut, (0, part * layout.tp_size))  # each part is cut by itself
         theirs_in[form.cut] = (before // layout.tp_size, extent // layout.tp_size)
     return link((ours, form.ours), (theirs, dims), lengths=lengths, ours_in=ours_in, theirs_in=theirs_in)

@@ -232,11 +232,11 @@ def check_used(names: Iterable[str], used: Container[str], *, where: Location, f
 
 def equal_tensors(source: Source, names: tuple[str, str], *, size: tuple[int, ...]) -> bool:
     """Whether two tensors have this size and the same values; read in pieces."""
-    one, other = (source.tensors[name] for name in names)
-    if not one.shape == other.shape == size:
+    first, second = (source.tensors[name] for name in names)
+    if not first.shape == second.shape == size:
         return False
-    dtype = torch.promote_types(one.dtype, other.dtype)
-    pieces = ([source.read(name, box).to(dtype) for name in names] for box in boxes(one, dtype))
+    dtype = torch.promote_types(first.dtype, second.dtype)
+    pieces = ([source.read(name, box).to(dtype) for name in names] for box in boxes(first, dtype))
     return all(torch.equal(*both) for both in pieces)
 
 

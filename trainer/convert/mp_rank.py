@@ -167,8 +167,8 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     own = zip(chunks, layouts, strict=True)
     numbers = [layout.layers.start + number for chunk, layout in own if chunk.is_first for number in chunk.numbers]
     check_layers(config, numbers, where=folder)
-    links = [one for layout in layouts for one in (*megatron_links(shape, layout), *buffer_links(shape, layout))]
-    expected = {one.theirs.tensor: one.theirs.shape for one in links}
+    links = [pair for layout in layouts for pair in (*megatron_links(shape, layout), *buffer_links(shape, layout))]
+    expected = {pair.theirs.tensor: pair.theirs.shape for pair in links}
     check_tensors(source.tensors, expected, where=folder)
     megatron = family.megatron
     unknown = [

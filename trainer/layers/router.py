@@ -185,10 +185,10 @@ class Router(Layer):
 
     def _row_sums(self, x_NE: Tensor, rows: Rows) -> Tensor:
         """The sums over this rank's tokens of each row: [B, E]."""
-        whole = rows.batch * rows.length
-        mine = self.parallel.local_tokens(whole)
-        if len(x_NE) < whole:
-            x_NE = nn.functional.pad(x_NE, (0, 0, mine.start, whole - mine.stop))
+        num_tokens = rows.batch * rows.length
+        mine = self.parallel.local_tokens(num_tokens)
+        if len(x_NE) < num_tokens:
+            x_NE = nn.functional.pad(x_NE, (0, 0, mine.start, num_tokens - mine.stop))
         return x_NE.view(rows.batch, rows.length, -1).sum(1)
 
 

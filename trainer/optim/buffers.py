@@ -141,10 +141,10 @@ class Buffers:
 
 
 def _allocate(
-    whole: Ownership, own: Ownership | None, *, dtype: torch.dtype, device: torch.device
+    owned_buckets: Ownership, own: Ownership | None, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Flat, list[Tensor]]:
     """Allocate the kept tensor, and the tensor of each bucket; `own`: the runs that are kept, None: whole buckets."""
-    kept = whole if own is None else own
+    kept = owned_buckets if own is None else own
     values = torch.zeros(kept.size, dtype=dtype, device=device)
     if own is None:
         return Flat(kept, values), [values[span] for span in kept.spans()]

@@ -418,7 +418,7 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
     if not vocab_size and facts.vocab_size and facts.vocab_size < facts.num_ids:
         yield (
             f"{config.data.blend} holds token id {facts.largest_id}, outside its tokenizer's "
-            f"{counted(facts.vocab_size, 'entry', 'entries')}; it was made with another tokenizer, preprocess it again"
+            f"{facts.vocab_size} entries; it was made with another tokenizer, preprocess it again"
         )
     if facts.num_samples is not None and run_length(config.train).samples > facts.num_samples:
         yield _too_few_samples(config.train, config.data, facts.num_samples)

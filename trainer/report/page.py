@@ -422,8 +422,8 @@ def _answers(run: ReportedRun) -> str:
     """What the model said to each prompt of the configuration, at up to ten steps; empty without prompts."""
     steps: dict[str, list[tuple[int, str]]] = {}
     for line in run.metrics:
-        for one in line.get("answers") or ():
-            steps.setdefault(one["prompt"], []).append((line["step"], one["answer"]))
+        for answer in line.get("answers") or ():
+            steps.setdefault(answer["prompt"], []).append((line["step"], answer["answer"]))
     parts = []
     for prompt, answers in steps.items():
         last = len(answers) - 1

@@ -431,8 +431,8 @@ class Engine:
 
     def conversations(self, batch: Batch) -> Microbatch:
         """A batch of pairs whose tokens say their conversation, for `conversation_sums`."""
-        whole = to_device(batch, self.world.device, vocab_size=self.plan.vocab_size)
-        numbers_BS, mine = numbered_conversations(whole), whole.on_context_rank(self.cp)
+        rows = to_device(batch, self.world.device, vocab_size=self.plan.vocab_size)
+        numbers_BS, mine = numbered_conversations(rows), rows.on_context_rank(self.cp)
         own_BS = numbers_BS if mine.columns_S is None else numbers_BS[:, mine.columns_S]
         return replace(mine, components_B=own_BS.flatten())
 

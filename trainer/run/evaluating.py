@@ -115,18 +115,18 @@ def classify_sets(
         folder: where the predictions are written, as NAME.jsonl, on one rank; None: nowhere.
     """
     losses: dict[str, dict[str, float]] = {split: {} for split in splits}
-    accuracy, right, known = dict[str, float](), 0, 0
+    accuracy, right, labelled = dict[str, float](), 0, 0
     for split, sets in splits.items():
         for name, dataset in sets.items():
-            found = predict(engine, dataset, evaluated_samples(dataset, limit), progress=progress)
-            score = found.score()
+            predictions = predict(engine, dataset, evaluated_samples(dataset, limit), progress=progress)
+            score = predictions.score()
             if score.loss is not None:
                 losses[split][name], accuracy[name] = score.loss, score.correct / score.known
                 if split == "valid":
-                    right, known = right + score.correct, known + score.known
+                    right, labelled = right + score.correct, labelled + score.known
             if folder is not None:
-                found.save(folder / f"{name}.jsonl")
-    return {**losses, "accuracy": accuracy | ({"overall": right / known} if known else {})}
+                predictions.save(folder / f"{name}.jsonl")
+    return {**losses, "accuracy": accuracy | ({"overall": right / labelled} if labelled else {})}
 
 
 def without_loss(batch: Microbatch) -> Microbatch:

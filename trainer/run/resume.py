@@ -210,8 +210,8 @@ def _first_start(config: RunConfig, data: RunData) -> Start:
     """How a run without a checkpoint starts: at step 1, or from where checkpoint.init_from was."""
     rows, made = config.model.vocab_size or data.facts.vocab_size or 0, data.train.tokenizer
     files = data.train.tokenizer_files
-    known = made is not None and (bool(files) or made.type in WITHOUT_FILES)
-    tokenizer = TokenizerConfig(made.type, files, made.options, "tokenizers") if made and known else None
+    can_be_loaded = made is not None and (bool(files) or made.type in WITHOUT_FILES)
+    tokenizer = TokenizerConfig(made.type, files, made.options, "tokenizers") if made and can_be_loaded else None
     first = first_state(config, rows, tokenizer=tokenizer, data_ids=data.facts.num_ids)
     if first is None:
         now = with_horizon(config, None)

@@ -134,9 +134,9 @@ def classify_line(facts: Mapping[str, Any]) -> str:
 def _classes(model: Model, task: str) -> tuple[str, ...]:
     """The names of the model's classes; (): it chooses."""
     if model.classes is None or (task == "race") != (model.classes == ()):
-        what = "does not classify rows" if model.classes is None else "has classes" if model.classes else "chooses"
+        use = "does not classify rows" if model.classes is None else "has classes" if model.classes else "chooses"
         raise UsageError(
-            f"{model.name} {what}",
+            f"{model.name} {use}",
             found=f"--task {task}",
             expected="a model that chooses one of several rows" if task == "race" else "one that classifies rows",
             fix="mtrain finetune MODEL DATA --task makes one of a BERT",

@@ -253,22 +253,22 @@ class Engine:
         Raises:
             DamageError: the model's logits are not numbers.
         """
-        told, self._cancelled = self._cancelled, []
+        reports, self._cancelled = self._cancelled, []
         if not self._lags or any(row.reads_text for row in self._running):
-            told += self._read()
+            reports += self._read()
         work = self._scheduled()
         if work is None:
-            told += self._read()
+            reports += self._read()
             work = self._scheduled()
             assert work is not None, "rows whose tokens were read can be preempted"
         before, self._flight = self._flight, None
         news = self._launch(*work)
         if before is not None:
-            told += self._taken(before)
-        told += news
+            reports += self._taken(before)
+        reports += news
         if not self._lags:
-            told += self._read()
-        return told
+            reports += self._read()
+        return reports
 
     def _check(self, request: Request) -> None:
         model = self.model
@@ -383,9 +383,9 @@ class Engine:
 
     def _launch(self, prefills: Sequence[_Prefill], decodes: Sequence[_Row]) -> list[Token]:
         """Start the work of a step; returns the prompt tokens to report."""
-        rows, logits, told = list[_Row](), list[Tensor](), list[Token]()
+        rows, logits, scored_tokens = list[_Row](), list[Tensor](), list[Token]()
         if prefills:
-            ready, logits_BV, told = self._prefill(prefills)
+            ready, logits_BV, scored_tokens = self._prefill(prefills)
             rows += ready
             logits += [] if logits_BV is None else [logits_BV]
         if decodes:
@@ -402,7 +402,7 @@ class Engine:
             logits += [] if local_BV is None else [self.model.gathered_vocabulary(local_BV)]
         if rows:
             self._choose(rows, None if not logits else logits[0] if len(logits) == 1 else torch.cat(logits))
-        return told
+        return scored_tokens
 
     def _inputs(self, rows: Sequence[_Row]) -> Tensor:
         """The last token of each row: int64[B]."""
@@ -434,7 +434,7 @@ class Engine:
                 self._decoder.read(row.slot, row.request.text)
         slots, long = [row.slot for row, _ in parts], [row.long for row, _ in parts]
         local_MV = self._decoder.prefill(slots, starts, tokens, [*places, *ends], long=long)
-        told = self._scores_told(scored, None if local_MV is None else local_MV[: len(places)], parts)
+        scored_tokens = self._scores_told(scored, None if local_MV is None else local_MV[: len(places)], parts)
         for row, count in parts:
             row.cached += count
             self._table.forget(row.slot, row.cached)
@@ -443,19 +443,19 @@ class Engine:
         kept = [place for place, row in enumerate(ready, len(places)) if not row.ended]
         ready = [row for row in ready if not row.ended]
         if local_MV is None or not ready:
-            return ready, None, told
-        return ready, self.model.gathered_vocabulary(local_MV[kept]), told
+            return ready, None, scored_tokens
+        return ready, self.model.gathered_vocabulary(local_MV[kept]), scored_tokens
 
     def _scores_told(
         self, scored: Sequence[tuple[_Row, int]], local_MV: Tensor | None, parts: Sequence[_Prefill]
     ) -> list[Token]:
         """The tokens of prompts whose log probabilities are known now."""
-        told = list[Token]()
+        tokens = list[Token]()
         for row, _ in parts:
             if row.tells_prompt and row.told == row.first:
-                told.append(self._prompt_token(row, math.nan, []))
+                tokens.append(self._prompt_token(row, math.nan, []))
         if not scored:
-            return told
+            return tokens
         labels_M1 = torch.tensor([[row.request.prompt[at]] for row, at in scored], device=self.model.world.device)
         scores = self.model.scores(
             None if local_MV is None else local_MV[:, None],
@@ -467,8 +467,8 @@ class Engine:
         tops = [] if scores.top_BSN is None else [part[:, 0].tolist() for part in scores.top_BSN]
         for place, (row, _) in enumerate(scored):
             likeliest = list(zip(tops[1][place], tops[0][place], strict=True)) if tops else []
-            told.append(self._prompt_token(row, log_probs[place], likeliest[: row.request.top_logprobs]))
-        return told
+            tokens.append(self._prompt_token(row, log_probs[place], likeliest[: row.request.top_logprobs]))
+        return tokens
 
     def _prompt_token(self, row: _Row, log_prob: float, top: list[tuple[int, float]]) -> Token:
         request = row.request
@@ -517,7 +517,7 @@ class Engine:
             flight.arrived.synchronize()
         tokens, log_probs, *tops = (part.tolist() for part in flight.results)
         check_chosen(tokens, self.model.vocab_size)
-        told = []
+        taken = []
         for place, row in enumerate(flight.rows):
             if row.ended:  # by the token before, or cancelled
                 continue
@@ -529,8 +529,8 @@ class Engine:
                 self._end(row)
             request = row.request
             top = top[: request.top_logprobs]
-            told.append(Token(request.id, row.index, tokens[place], log_probs[place], top, finish))
-        return told
+            taken.append(Token(request.id, row.index, tokens[place], log_probs[place], top, finish))
+        return taken
 
     def _finish(self, row: _Row) -> str | None:
         request = row.request

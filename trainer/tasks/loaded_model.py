@@ -397,15 +397,15 @@ class Model:
         ids_V = torch.arange(first, first + width, device=local_BSV.device)
         best_BS = -torch.where(local_BSV == largest_BS.unsqueeze(-1), ids_V, width * tp.size).amin(-1)
         best_BS = -all_reduce_(best_BS, tp, op="max")
-        found = label_BS - logarithm_BS, (best_BS == labels_BS).float()
+        per_token = label_BS - logarithm_BS, (best_BS == labels_BS).float()
         if not top:
-            return found
+            return per_token
         values, places = local_BSV.sort(dim=-1, descending=True, stable=True)
         count = min(top, width)
         mine = (values[..., :count] - logarithm_BS.unsqueeze(-1), ids_V[places[..., :count]])
         values, ids = (all_gather(part.movedim(-1, 0).contiguous(), tp).movedim(0, -1) for part in mine)
         values, places = values.sort(dim=-1, descending=True, stable=True)
-        return *found, values[..., :top], ids.gather(-1, places)[..., :top]
+        return *per_token, values[..., :top], ids.gather(-1, places)[..., :top]
 
 
 def prompt_ids(tokenizer: mdata.Tokenizer, prompt: str, *, bos: int | None = None, add_bos: bool = False) -> list[int]:

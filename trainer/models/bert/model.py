@@ -230,8 +230,8 @@ class PostNormBert(Bert):
 
 def _dense(inputs: int, outputs: int) -> Linear:
     """A layer that is not divided."""
-    whole = Parallel(Group.single("tp"), sequence_parallel=False)
-    return Linear(inputs, outputs, parallel=whole, bias=True, column=True)
+    undivided = Parallel(Group.single("tp"), sequence_parallel=False)
+    return Linear(inputs, outputs, parallel=undivided, bias=True, column=True)
 
 
 def _masked(weight_N: Tensor) -> Tensor:

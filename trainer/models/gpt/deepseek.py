@@ -91,7 +91,7 @@ def keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
         )
     mla = {name: settings[name] for name in _SIZES}
     settings, magnitudes = _without_magnitudes(settings, problems)
-    found = {
+    model = {
         "num_layers": layers,
         "hidden_size": settings["hidden_size"],
         "num_heads": heads,
@@ -107,12 +107,12 @@ def keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
         "init_std": settings["initializer_range"],
         **rope_keys({name: value for name, value in settings.items() if name not in _OF_HEADS}, problems),
     }
-    found["mla"] = mla | (magnitudes if found.get("rope_scaling") == "yarn" else {})
+    model["mla"] = mla | (magnitudes if model.get("rope_scaling") == "yarn" else {})
     if settings["first_k_dense_replace"] < layers:
-        found["moe"] = _experts(kind, settings, problems)
+        model["moe"] = _experts(kind, settings, problems)
     if further := settings.get("num_nextn_predict_layers"):
-        found["mtp"] = {"num_layers": further}
-    return found
+        model["mtp"] = {"num_layers": further}
+    return model
 
 
 _OF_HEADS = ("qk_rope_head_dim", "rope_interleave")
@@ -140,7 +140,7 @@ def _experts(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     """Keys of [model.moe]."""
     first, layers = settings["first_k_dense_replace"], settings["num_hidden_layers"]
     demand(settings, "moe_layer_freq", 1, problems)
-    found = {
+    moe = {
         "num_experts": settings["n_routed_experts"],
         "top_k": settings["num_experts_per_tok"] or 1,
         "ffn_hidden_size": settings["moe_intermediate_size"],
@@ -150,22 +150,22 @@ def _experts(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     if settings["num_experts_per_tok"] is None:
         problems.append("num_experts_per_tok is not set")
     if first:
-        found["layers"] = [int(number >= first) for number in range(layers)]
+        moe["layers"] = [int(number >= first) for number in range(layers)]
     if kind == "deepseek_v2":
         demand(settings, "scoring_func", "softmax", problems)
-        return {**found, "normalize_weights": False, **_best_groups(settings, problems)}
+        return {**moe, "normalize_weights": False, **_best_groups(settings, problems)}
     demand(settings, "scoring_func", "sigmoid", problems)
     demand(settings, "topk_method", "noaux_tc", problems)
     groups, chosen = settings["n_group"] or 1, settings["topk_group"] or 1
-    if groups > 1 and found["top_k"] != 2 * chosen:
+    if groups > 1 and moe["top_k"] != 2 * chosen:
         problems.append(
-            f"num_experts_per_tok = {found['top_k']} and topk_group = {chosen}: a group counts by its best 2 experts "
+            f"num_experts_per_tok = {moe['top_k']} and topk_group = {chosen}: a group counts by its best 2 experts "
             "there, and by the best num_experts_per_tok / topk_group here"
         )
-    if not settings["norm_topk_prob"] or found["top_k"] == 1:
+    if not settings["norm_topk_prob"] or moe["top_k"] == 1:
         problems.append("weights of experts that are not normalized are not supported (norm_topk_prob, or one expert)")
-    found |= {"score": "sigmoid", "expert_bias": True, "balance": "none"}
-    return found | ({"groups": groups, "groups_per_token": chosen} if groups > 1 else {})
+    moe |= {"score": "sigmoid", "expert_bias": True, "balance": "none"}
+    return moe | ({"groups": groups, "groups_per_token": chosen} if groups > 1 else {})
 
 
 def _best_groups(settings: Json, problems: list[str]) -> dict[str, Any]:

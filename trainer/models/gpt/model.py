@@ -362,14 +362,14 @@ class GPT(nn.Module):
     def next_buffers(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Biases of experts: raised where an expert had less than its share of the step's tokens, or else lowered."""
         buffers, moe = dict(self.named_buffers()), self.shape.moe
-        found: dict[str, Tensor] = {}
+        next_of: dict[str, Tensor] = {}
         for name in (name for name in buffers if name.endswith(_EXPERT_BIAS)):
             assert moe is not None, "the model has experts"
             block = cast(Block, self.get_submodule(name.removesuffix(_EXPERT_BIAS)))
             load_E = counts[f"experts_{block.number}"][: moe.num_experts]
             change_E = torch.sign(load_E.sum() - moe.num_experts * load_E)  # whole numbers: exact
-            found[name] = buffers[name] + moe.expert_bias_rate * change_E
-        return found
+            next_of[name] = buffers[name] + moe.expert_bias_rate * change_E
+        return next_of
 
     def decode_states(self) -> Mapping[int, DecodeState]:
         """See `Stage`."""

@@ -50,15 +50,15 @@ def later_tokens(batch: Microbatch, depths: int, *, factor: float, cp: Group) ->
     """Those of each depth, on this rank; `factor`: of the mean of their losses."""
     own = batch.tokens_BS, batch.labels_BS, batch.loss_mask_BS.double()
     mine_S = batch.columns_S
-    whole = own if mine_S is None else tuple(gather_rows(x_BS, cp=cp) for x_BS in own)
-    rows, length = whole[0].shape
-    document_BT = torch.arange(rows, device=whole[0].device).unsqueeze(1).expand(rows, length)
+    rows_of_cp = own if mine_S is None else tuple(gather_rows(x_BS, cp=cp) for x_BS in own)
+    rows, length = rows_of_cp[0].shape
+    document_BT = torch.arange(rows, device=rows_of_cp[0].device).unsqueeze(1).expand(rows, length)
     if batch.bounds is not None:
         document_BT = Documents(batch.bounds, batch.longest).numbers(rows, length)
-    n, own_n = whole[2].sum(), own[2].sum()
+    n, own_n = rows_of_cp[2].sum(), own[2].sum()
     for depth in range(1, depths + 1):
         there_BT = F.pad(document_BT[:, depth:] == document_BT[:, :-depth], (0, depth))
-        tokens_BT, labels_BT, mask_BT = (F.pad(x_BT[:, depth:], (0, depth)) * there_BT for x_BT in whole)
+        tokens_BT, labels_BT, mask_BT = (F.pad(x_BT[:, depth:], (0, depth)) * there_BT for x_BT in rows_of_cp)
         counted, share = mask_BT.sum(), factor / depths
         weight_BT = mask_BT * torch.where(counted > 0, share * n / counted, 0.0)
         whole_rows = (tokens_BT, labels_BT, weight_BT)

@@ -169,7 +169,7 @@ def _experts(settings: Json, problems: list[str]) -> dict[str, Any]:
         )
     if not settings["norm_topk_prob"] or top_k == 1:
         problems.append("weights of experts that are not normalized are not supported (norm_topk_prob, or one expert)")
-    found = {
+    moe = {
         "num_experts": settings["n_routed_experts"],
         "top_k": top_k,
         "ffn_hidden_size": settings["moe_intermediate_size"],
@@ -179,7 +179,7 @@ def _experts(settings: Json, problems: list[str]) -> dict[str, Any]:
         "expert_bias": True,
         "balance": "none",
     }
-    return found | ({"groups": groups, "groups_per_token": chosen} if groups > 1 else {})
+    return moe | ({"groups": groups, "groups_per_token": chosen} if groups > 1 else {})
 
 
 def _experts_json(keys: Json) -> dict[str, Any]:
