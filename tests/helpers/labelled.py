@@ -15,7 +15,7 @@ from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.runs import SPECIAL, WORDS
 from trainer.convert.hf_config import from_hf
-from trainer.convert.hf_names import hf_links
+from trainer.convert.hf_folder import hf_links
 from trainer.models.family import family_of
 
 KEYS = dict(zip(("never", "surely", "perhaps"), LABELS["mnli"], strict=True))

@@ -28,8 +28,7 @@ from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.convert.hf_config import MXFP4, from_hf, hugging_face, to_hf
-from trainer.convert.hf_names import hf_links
-from trainer.convert.links import Linked, Source, TensorInfo
+from trainer.convert.links import Link, Linked, Source, TensorInfo, link
 from trainer.convert.model_folder import (
     BUFFER,
     ModelFolder,
@@ -44,7 +43,7 @@ from trainer.convert.model_folder import (
     read_json,
 )
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
-from trainer.models.family import family_of
+from trainer.models.family import Family, ModelShape, family_of
 
 CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -144,6 +143,25 @@ class SafetensorsSource:
 
     def _refuse(self, file: str, problem: str, *, found: str) -> NoReturn:
         raise DamageError(f"{self._folder / file} {problem}", found=found, fix="download the folder again")
+
+
+def hf_links(
+    family: Family, shape: ModelShape, *, model_type: str, state: str = "weight/", bare: bool = False
+) -> Iterator[Link]:
+    """Links between our tensors and those of a Hugging Face folder.
+
+    Args:
+        state: before the names of ours. bare: without the prefix of their names, as GPT-2 was published.
+    """
+    assert family.hugging_face is not None, "from_hf and to_hf refuse other families"
+    buffers = {f"{BUFFER}/{name}": size for name, size in family.logical_buffers(shape).items()}
+    weights = {f"{state}{name}": size for name, size in family.logical_shapes(shape).items()}
+    for ours, size in (weights | buffers).items():
+        name = ours.removeprefix(f"{BUFFER}/" if ours in buffers else state)
+        for form in family.hugging_face.forms(name, size, shape, model_type):
+            theirs = form.tensor.removeprefix(family.hugging_face.prefixes.get(model_type, "")) if bare else form.tensor
+            inside = {"ours_in": form.ours_in, "theirs_in": form.theirs_in}
+            yield link((ours, form.ours), (theirs, form.theirs), lengths=form.lengths, **inside)
 
 
 def is_hf(path: Path) -> bool:

@@ -41,8 +41,8 @@ from trainer.checkpoint.format import (
     file_of_part,
     slice_key,
 )
-from trainer.checkpoint.load import overlaps, read_extras
-from trainer.checkpoint.location import Location, checkpoints_of
+from trainer.checkpoint.load import SliceCopy, SliceReader, overlaps, read_extras
+from trainer.checkpoint.location import Location, ObjectFolder, checkpoints_of
 from trainer.checkpoint.rank_file import DTYPE_NAMES, part_name
 from trainer.checkpoint.stored_files import INDEX
 from trainer.checkpoint.tiling import Rectangle
@@ -56,7 +56,6 @@ from trainer.convert.model_folder import (
     check_tensors,
     expected_tensors,
 )
-from trainer.convert.object_source import ObjectSource
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
 
 TOKENIZER_FACTS = "tokenizer_facts.json"
@@ -138,6 +137,47 @@ class CheckpointSource:
     def _damage(self, name: str, found: str, expected: str | None) -> DamageError:
         fix = instead(self._folder)
         return DamageError(f"{self._folder / name} is damaged", found=found, expected=expected, fix=fix)
+
+
+class ObjectSource:
+    """See `Source`.
+
+    Args:
+        folder: such as s3://bucket/run/step-400.
+
+    Raises:
+        UsageError: there is no such checkpoint. DamageError: it is not whole.
+    """
+
+    def __init__(self, folder: ObjectFolder) -> None:
+        self._index = read_index(folder)
+        self._reader = SliceReader(folder, self._index)
+        self.tensors = {
+            name: TensorInfo(saved.shape, self._dtype(saved) or torch.int8)
+            for name, saved in self._index.tensors.items()
+        }
+
+    @property
+    def run(self) -> RunState:
+        """Where the run was."""
+        return self._index.run
+
+    def extras(self) -> dict[str, bytes]:
+        """The small files beside the tensors, by name: those of the tokenizer."""
+        return read_extras(self._reader.folder, self._index)
+
+    def read(self, name: str, box: Rectangle) -> Tensor:
+        """See `Source`."""
+        out = torch.empty(box[1], dtype=self.tensors[name].dtype)
+        wanted: dict[str, dict[SavedSlice, list[SliceCopy]]] = {}
+        for piece, part in overlaps(box, self._index.tensors[name].slices):
+            wanted.setdefault(piece.file, {})[piece] = [SliceCopy(part, out, box[0])]
+        for file, copies in wanted.items():
+            self._reader.read(file, copies)
+        return out
+
+    def _dtype(self, saved: SavedTensor) -> torch.dtype | None:
+        return TYPES.get(saved.dtype) if saved.dtype else self._reader.dtype(saved.slices[0])
 
 
 def is_native(path: Path) -> bool:

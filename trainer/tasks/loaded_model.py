@@ -28,6 +28,7 @@ from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.registry import build_tokenizer
 from trainer.checkpoint.folder import checkpoint_at
+from trainer.checkpoint.load import load_state
 from trainer.checkpoint.location import Location, checkpoints_of, location_of
 from trainer.checkpoint.stored_files import files_of, folders_in
 from trainer.config.sections import MeshSection, PrecisionSection, RunConfig
@@ -40,13 +41,15 @@ from trainer.layers.linear import use_one_row_kernel
 from trainer.models.family import family_of
 from trainer.models.float8_layers import keep_float8_weights
 from trainer.models.stage import Microbatch, Tensors, only_tokens
+from trainer.optim.layout import make_layout
+from trainer.optim.model_buffers import STATE, ModelBuffers
+from trainer.optim.ownership import everything
 from trainer.parallel.collectives import all_gather, all_reduce_, start_receive_, start_send
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, World, join_world
 from trainer.plan.check import DataFacts
 from trainer.plan.plan import Plan, make_plan
-from trainer.tasks.load_model import load_model
 from trainer.tasks.score import Span, SpanScore, batches_by_length
 
 GENERATION_CONFIG = "generation_config.json"
@@ -585,6 +588,30 @@ def _set_up(folder: ModelFolder, world: World, *, dtype: str, weights: str) -> A
     else:
         use_one_row_kernel(module, device=world.device)
     return module.eval()
+
+
+@out_of_memory_in("setting up the model", fix="more ranks: each holds a part of the model")
+def load_model(folder: Location, config: RunConfig, *, plan: Plan, world: World) -> Any:
+    """This rank's stage with its weights alone: no optimizer, no sequence parallelism, from a checkpoint of any layout.
+
+    Args:
+        plan: with one stage for each pipeline rank.
+    """
+    family, tp = family_of(config), world.groups["tp"]
+    (place,) = plan.pipeline.places(world.groups["pp"].rank, Place(tp_rank=tp.rank, tp_size=tp.size))
+    layout = make_layout(family.parameters(plan.shape, place), {"data": 1, "edp": 1})
+    dtype = (DTYPES | {"fp64": torch.float64})[config.precision.dtype]
+    main = torch.promote_types(dtype, torch.float32)
+    weights = load_state(folder, {"weight": everything(layout)}, dtype=main)["weight"]
+    model = family.build(plan.shape, place, groups={"tp": tp}, dtype=dtype, device=world.device)
+    named = dict(model.named_parameters())
+    for slot in layout.slots:
+        flat = weights[slot.start : slot.start + slot.spec.numel]
+        named[slot.spec.name].data.copy_(flat.view(slot.spec.shape))
+    if specs := family.buffers(plan.shape, place):
+        buffers = ModelBuffers(model, specs, device=world.device)
+        buffers.values.copy_(load_state(folder, {STATE: buffers.holds}, dtype=torch.float32)[STATE])
+    return model.eval()
 
 
 def _from_source(folder: ModelFolder, config: RunConfig, plan: Plan, *, world: World, dtype: torch.dtype) -> Any:

@@ -49,7 +49,7 @@ from trainer.convert import convert as converting
 from trainer.convert import hf_folder as opening
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import families_of_types, from_hf, to_hf
-from trainer.convert.hf_names import hf_links
+from trainer.convert.hf_folder import hf_links
 from trainer.convert.links import covers_exactly
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import scratch_bytes

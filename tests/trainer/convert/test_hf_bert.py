@@ -18,8 +18,7 @@ from trainer.config.sections import BertSection
 from trainer.convert.compare import build_model
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import from_hf, to_hf
-from trainer.convert.hf_folder import find_tokenizer, write_hf
-from trainer.convert.hf_names import hf_links
+from trainer.convert.hf_folder import find_tokenizer, hf_links, write_hf
 from trainer.convert.links import covers_exactly
 from trainer.convert.model_keys import effective, model_config
 from trainer.models.family import family_of

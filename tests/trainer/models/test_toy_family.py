@@ -34,7 +34,7 @@ from trainer.parallel.collectives import all_reduce_
 from trainer.parallel.params import Place
 from trainer.plan.memory import kept_bytes, model_buffer_bytes, rank_bytes, tables
 from trainer.plan.plan import make_plan
-from trainer.tasks.load_model import load_model
+from trainer.tasks.loaded_model import load_model
 
 SOAK = pytest.mark.soak
 LAYOUTS = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.models.stage import Microbatch
-from trainer.pipeline.loss_sums import by_component
+from trainer.pipeline.passes import by_component
 
 
 def _batch(components):
