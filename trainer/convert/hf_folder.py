@@ -148,7 +148,7 @@ class SafetensorsSource:
 def hf_links(
     family: Family, shape: ModelShape, *, model_type: str, state: str = "weight/", bare: bool = False
 ) -> Iterator[Link]:
-    """Links between our tensors and those of a Hugging Face folder.
+    """Links between our tensors and those of a Hugging Face folder, whose names are the family's.
 
     Args:
         state: before the names of ours. bare: without the prefix of their names, as GPT-2 was published.

@@ -140,7 +140,10 @@ class CheckpointSource:
 
 
 class ObjectSource:
-    """See `Source`.
+    """The tensors of one of our checkpoints in object storage, any rectangle of them; see `Source`.
+
+    Slices are read whole, several parts at a time, and compared with their hashes before anything is returned. Nothing
+    is kept: a slice that is needed again is read again.
 
     Args:
         folder: such as s3://bucket/run/step-400.

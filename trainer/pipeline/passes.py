@@ -5,7 +5,8 @@ keeps for backward belongs to the object, so that graphs.py can record each meth
 microbatches. Gradients of the *sum* of the loss accumulate in the layers' main gradients; nothing is divided here,
 because the number of tokens of the step is known only at its end. Only for a mean of microbatch means, each
 microbatch's sum is divided by its own number of tokens. Losses of other names (models/stage.py) begin backward with a
-gradient that makes them come out right after the later division.
+gradient that makes them come out right after the later division. Of losses, sums and counts are kept, never means: the
+divisor of a mean is known only after all ranks have reported. They stay on the device.
 """
 
 from __future__ import annotations

@@ -594,6 +594,8 @@ def _set_up(folder: ModelFolder, world: World, *, dtype: str, weights: str) -> A
 def load_model(folder: Location, config: RunConfig, *, plan: Plan, world: World) -> Any:
     """This rank's stage with its weights alone: no optimizer, no sequence parallelism, from a checkpoint of any layout.
 
+    To continue training from a checkpoint, use Engine.load, which reads the optimizer's state, too.
+
     Args:
         plan: with one stage for each pipeline rank.
     """
