@@ -84,7 +84,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     options, rules = _options_of(arguments)
     with console.progress(continues=True) as progress:
         result = extract(options, rules, progress)
-    others = f"; records that are no pages: {result.filtered:,} of {result.rows:,}" if result.filtered else ""
+    others = f"; records that are not pages: {result.filtered:,} of {result.rows:,}" if result.filtered else ""
     lines = [f"pages with text: {result.kept:,}; removed: {sum(result.removed.values()):,}{others}"]
     most_first = sorted(result.removed.items(), key=lambda pair: (-pair[1], pair[0]))
     lines += [f"  {count:,}  {reason}" for reason, count in most_first]

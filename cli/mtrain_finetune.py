@@ -597,7 +597,7 @@ def _chosen(
         except NoLayoutError:
             if asked or length <= SHORTEST_ROW:
                 raise
-        console.note(f"rows of {length} tokens do not fit into memory; {length // 2} are tried")
+        console.note(f"rows of {length} tokens do not fit into memory; trying {length // 2}")
         length //= 2
 
 
@@ -703,5 +703,5 @@ def _train(output: Path, config: RunConfig, opened: OpenBlend, *, ranks: int, co
         template = (provenance.options if provenance else {}).get("chat_template")
         name = template.get("name", "") if isinstance(template, Mapping) else ""
         option = " --chat-template plain" if name == "plain" else ""
-        console.note(f"talk with it: mtrain chat {config.run.folder}{option}")
+        console.note(f"chat with it: mtrain chat {config.run.folder}{option}")
     return code

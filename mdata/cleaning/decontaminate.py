@@ -391,4 +391,4 @@ def join_parts(
 
 def _check_rows_only(options: TextJobOptions, rules: DecontaminateRules) -> None:
     if options.rows_only and rules.mode != "drop":
-        raise UsageError(f"rows_only says which rows fall, and mode={rules.mode} lets them stay", fix="mode=drop")
+        raise UsageError(f"rows_only lists removed rows, and mode={rules.mode} removes none", fix="mode=drop")

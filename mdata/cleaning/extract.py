@@ -92,7 +92,7 @@ class _Extract:
         self.html = HtmlPages(self.rules.extractor, main_content=self.rules.main_content, max_bytes=self.max_bytes)
 
     def edit(self, batch: TextBatch) -> tuple[list[Edit], Counter[str]]:
-        raise AssertionError("pages are no texts yet")
+        raise AssertionError("pages have no text before extraction")
 
     def edit_records(self, chunk: Chunk, data: bytes, spec: ReadSpec) -> RecordEdits:
         """What becomes of each page."""
@@ -130,7 +130,7 @@ class _Extract:
             try:
                 page = parse_page(text)
             except NotAPage as error:
-                yield Refused("bad-value", f"this is no page of MediaWiki: {error}").bad_row(0, text, spec=spec)
+                yield Refused("bad-value", f"not a MediaWiki page: {error}").bad_row(0, text, spec=spec)
                 continue
             yield self.wiki.of_page(page, head)
 

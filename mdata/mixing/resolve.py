@@ -291,7 +291,7 @@ def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
         raise blend_error(problems, fix=fix)
     capped = [i for i in limits if endless and blend.segments[-1].weights[i]]
     if nothing := [i for i in capped if not limits[i]]:
-        problems = [f"{sizes.names[i]} may be read {sizes.caps[i]} times, which is no whole sample" for i in nothing]
+        problems = [f"{sizes.names[i]} may be read {sizes.caps[i]} times, less than one sample" for i in nothing]
         raise blend_error(problems, fix="a larger max_epochs, or leave the corpus out")
     ends = [end for i in capped if (end := blend.sample_of(i, limits[i])) is not None]
     return PhasedBlend(blend.segments, min(ends)) if ends else blend

@@ -125,7 +125,7 @@ def _groups(path: Path) -> tuple[Counter[int], list[Group], list[Group]]:
                 cluster = json.loads(line)
                 group = Group(Row(*cluster["kept"]), Row(*cluster["removed"][0]), 1 + len(cluster["removed"]))
             except (ValueError, LookupError, TypeError) as error:
-                raise DamageError(f"{path}:{number + 1} is no group", found=str(error)[:200]) from error
+                raise DamageError(f"{path}:{number + 1} is not a group", found=str(error)[:200]) from error
             sizes[group.size] += 1
             heapq.heappush(largest, (group.size, -number, group))
             if len(largest) > _LARGEST:

@@ -294,7 +294,7 @@ class Classify(FieldKind):
     def __post_init__(self) -> None:
         check_integer("choices", self.choices, least=0, most=LONGEST)
         if self.choices == 1:
-            raise UsageError("one choice is none", found="choices=1", expected="0, or 2 and more")
+            raise UsageError("one choice leaves nothing to choose", found="choices=1", expected="0, or at least 2")
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -264,7 +264,7 @@ def _check_parts(content: Sequence[Any], where: str) -> None:
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise BadConversation(f"{where}: its content has a part that is no text: {_excerpt(kind)}")
+            raise BadConversation(f"{where}: its content has a part that is not text: {_excerpt(kind)}")
 
 
 def _kind(value: Any) -> str:

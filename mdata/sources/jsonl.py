@@ -245,7 +245,7 @@ def _ids(content: Any, key: str) -> str:
         raise Refused("bad-value", f"key {key!r} holds {_kind_of(content)}, not a list of token ids")
     for id in content:
         if type(id) is not int or not 0 <= id < 1 << 31:
-            raise Refused("bad-value", f"key {key!r} holds {json.dumps(id, default=str)[:40]}, which is no token id")
+            raise Refused("bad-value", f"key {key!r} holds {json.dumps(id, default=str)[:40]}, not a token id")
     return " ".join(map(str, content))
 
 

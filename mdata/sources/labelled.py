@@ -158,7 +158,8 @@ def read_labelled(
             except Refused as refused:
                 if not refused.known and on_error == "stop":
                     raise BadInputError(
-                        f"{file}:{row}: {refused.reason}", fix="correct the row, or --on-error skip counts it"
+                        f"{file}:{row}: {refused.reason}",
+                        fix="correct the row, or skip it (--on-error skip)",
                     ) from refused
                 read.skipped[refused.kind] += 1
                 if sum(read.skipped.values()) <= _SHOWN:
@@ -244,7 +245,7 @@ def _parser(
     least = _MNLI_TEST if task == "mnli" else _QQP_TEST
     if len(header) < least:
         raise UsageError(
-            f"{file} is no file of task {task}",
+            f"{file} is not a file of task {task}",
             found=f"a header of {counted(len(header), 'column')}",
             expected=f"at least {least}, separated by tabs",
         )
@@ -323,7 +324,7 @@ def _own_parser(
             raise Refused("with an empty text", f"no text under {_named('text', columns)}")
         pair, gold = values["text_pair"], values["label"]
         if pair is not None and not isinstance(pair, str):
-            raise Refused("of another form", f"{_named('text_pair', columns)} is no text")
+            raise Refused("of another form", f"{_named('text_pair', columns)} is not a text")
         label = None if gold is None or gold == "" else _number_of(label_text(gold), labels)
         texts = tuple(text.strip() for text in (values["text"], pair) if text is not None)
         yield None if values["id"] is None else str(values["id"]), label, texts

@@ -91,7 +91,7 @@ def _refuse_unread(file: SourceFile, name: str, *, lost: bool) -> None:
     """Refuse the member of this name if its sample has no other text."""
     if lost:
         raise UsageError(
-            f"{file.path}: its member {name} has two endings, which is no field that is read",
+            f"{file.path}: its member {name} has two endings, a field that is not read",
             expected="one ending, as in a.txt or a.json",
             fix="rename the members, or unpack the archive and name the folder",
         )

@@ -38,7 +38,7 @@ def test_it_says_what_was_found(words: list[str], tmp_path: Path, capsys: pytest
     [
         (["--ngram", "5"], "min_ngram=8, ngram=5"),
         (["--compat", "openwebtext"], "OpenWebText splits texts"),
-        (["--mode", "split", "--rows-only"], "rows_only says which rows fall"),
+        (["--mode", "split", "--rows-only"], "rows_only lists removed rows"),
         (["--against-keys", "other"], "no key 'other'"),
     ],
 )

@@ -23,7 +23,7 @@ def test_it_says_what_became_of_the_pages(tmp_path: Path, capsys: pytest.Capture
     assert main([*words, "--on-error", "skip"]) == 0
     printed = capsys.readouterr().out
     assert (
-        printed == "pages with text: 1; removed: 1; records that are no pages: 1 of 4\n  1  status-4xx\nbad rows: 1\n"
+        printed == "pages with text: 1; removed: 1; records that are not pages: 1 of 4\n  1  status-4xx\nbad rows: 1\n"
     )
     assert main([*words, "--on-error", "skip", "--whole-page"]) == 2
     assert "holds the result of other input or options" in capsys.readouterr().err

@@ -145,7 +145,7 @@ def with_base(model: ModelFolder, open_model: Callable[..., ModelFolder]) -> Mod
         )
     if isinstance(place := location_of(named), Path) and not place.exists():
         raise UsageError(
-            f"the weights beside the adapters of {model.path} are not there",
+            f"the base weights of the adapters in {model.path} are missing",
             found=f"checkpoint.init_from = {named}",
             fix="put them there, or a link to them; a relative path begins in the current folder",
         )
@@ -192,7 +192,7 @@ def open_peft(path: Path, open_model: Callable[..., ModelFolder]) -> ModelFolder
     named = settings.get("base_model_name_or_path")
     if not isinstance(named, str) or not Path(named).is_dir():
         raise UsageError(
-            f"the weights of the adapter {path} are not there",
+            f"the base weights of the adapter {path} are missing",
             found=f"base_model_name_or_path = {named!r}",
             expected="a folder",
             fix=f"download them, and write their folder into {path / CONFIG}",

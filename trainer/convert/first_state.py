@@ -100,7 +100,7 @@ def first_state(
         first, last = settings.new_rows_from, vocab_size - 1
         other.append(f"rows {first} to {last} of embedding and head begin as the mean of the rows before")
     drawn = sorted(heads_to_draw(config, model, vocab_size))
-    other += [f"the head begins anew with {', '.join(drawn)}, which {model.path} lacks"] if drawn else []
+    other += [f"the head starts from new weights: {model.path} lacks {', '.join(drawn)}"] if drawn else []
     # A converted model of Hugging Face has a checkpoint of step 1, for which nothing was done.
     run = model.run if model.run.optimizer_steps or model.run.data_id else None
     return FirstState(model.path, run, (*model.notes, origin, *other), model.config if model.run.data_id else None)

@@ -123,7 +123,7 @@ def _wrong_types(values: Json, kind: str, face: HuggingFace) -> Iterator[str]:
         elif (value is None and name not in face.nullable) or (
             type(default) is int and value == 0 and name not in face.zeros
         ):
-            yield f"{name} = {value!r} is no value for it"
+            yield f"{name} = {value!r} is not allowed"
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(values.get(name) or {}, dict):
-            yield f"{name} = {values[name]!r} is no table"
+            yield f"{name} = {values[name]!r} is not a table"

@@ -59,7 +59,7 @@ def manifest(job: RunJob, words: Sequence[str], options: KubernetesOptions, *, k
     name = re.sub(r"[^a-z0-9]+", "-", options.name.lower()).strip("-")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or len(name) > _LONGEST_NAME:
         expected = f"at most {_LONGEST_NAME} letters, digits and dashes; the first is a letter"
-        raise UsageError(f"{options.name!r} is no name of a job in Kubernetes", expected=expected, fix="--name NAME")
+        raise UsageError(f"{options.name!r} is no valid Kubernetes job name", expected=expected, fix="--name NAME")
     namespace = {"namespace": options.namespace} if options.namespace else {}
     head = {"name": name, **namespace}
     spec = _job_set(job, words, options, name) if kind == "jobset" else _train_job(job, words, options)

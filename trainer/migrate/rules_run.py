@@ -128,7 +128,7 @@ def _first_weights(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("checkpoint.init_from", first, ("--load", "--ckpt-step"))
         yield Setting("checkpoint.init_data", True, ("--load",), False)
         # Megatron-LM's scheduler is loaded with the optimizer: without it the learning rate starts again.
-        note = "the learning rate begins anew, as there" if a["--no-load-optim"] else ""
+        note = "the learning rate starts from the beginning, as in Megatron-LM" if a["--no-load-optim"] else ""
         if a[scheduler] and not note:
             note = "with the values of this file; Megatron-LM takes the rates and lengths of the checkpoint"
         for key in ("init_optimizer", "init_schedule"):

@@ -129,7 +129,7 @@ def _template_of(dataset: mdata.Dataset, tokenizer: mdata.Tokenizer) -> Template
             return template
     raise UsageError(
         "evaluate.prompts needs the chat template of the data",
-        found=f"template {name!r}, which is not stored with them" if name else "data that do not name it",
+        found=f"template {name!r}, which is not stored with them" if name else "data that does not name it",
         fix="put it beside the tokenizer, as chat_template.jinja, and tokenize again; or leave evaluate.prompts out",
     )
 

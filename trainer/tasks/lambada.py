@@ -58,7 +58,7 @@ def read_passages(path: Path) -> tuple[list[str], int]:
             value = None
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
-            raise BadInputError(f"{path}, line {number} is no passage", found=line[:80], expected='{"text": "..."}')
+            raise BadInputError(f"{path}, line {number} is not a passage", found=line[:80], expected='{"text": "..."}')
         if text.strip():
             texts.append(text)
         else:

@@ -206,7 +206,7 @@ def test_what_it_refuses(tmp_path):
     with pytest.raises(UsageError, match=r"two test sets have the name corpus"):
         run(corpus, [corpus, corpus], tmp_path / "out")
     assert run(corpus, [f"a={corpus}", f"b={corpus}"], tmp_path / "out").kept == 1  # type: ignore[list-item]
-    with pytest.raises(UsageError, match=r"rows_only says which rows fall"):
+    with pytest.raises(UsageError, match=r"rows_only lists removed rows"):
         run(corpus, [corpus], tmp_path / "out", "split", rows_only=True)
     with pytest.raises(ValueError, match=r"least <= most"):
         _core.NgramIndex(["a"], 2, 3)

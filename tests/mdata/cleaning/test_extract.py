@@ -128,7 +128,7 @@ def test_a_torn_file_is_a_bad_row(name, source, whole, tmp_path):
 def test_a_page_of_a_dump_that_is_no_page(tmp_path):
     bad = wiki_page("A", "x").replace(b"<ns>0</ns>", b"<ns>0<ns>")
     (tmp_path / "a.xml").write_bytes(DUMP_HEAD + wiki_page("B", "y") + bad + wiki_page("C", "z" * 3000) + DUMP_END)
-    with pytest.raises(BadInputError, match=r"a\.xml:2: this is no page of MediaWiki: not XML"):
+    with pytest.raises(BadInputError, match=r"a\.xml:2: not a MediaWiki page: not XML"):
         run(tmp_path / "a.xml", tmp_path / "out")
     result = run(tmp_path / "a.xml", tmp_path / "out", on_error="skip", max_record_bytes=2000)
     assert (result.kept, result.bad, result.removed) == (1, 1, {"max-record-bytes": 1})

@@ -62,7 +62,7 @@ def test_scores_without_a_row_are_counted(tmp_path: Path, capsys: pytest.Capture
     source = write(tmp_path / "a.jsonl", [{"id": n, "text": "a"} for n in range(2)])
     by = write(tmp_path / "s.jsonl", [{"id": n, "score": n} for n in range(1, 6)])
     words = ["filter", "--input", source, "--by", by, "--keep-lowest", "1", "--output", str(tmp_path / "out")]
-    assert main(words) == 0 and f"4 lines of {by} have the id of no row" in capsys.readouterr().out
+    assert main(words) == 0 and f"4 lines of {by} with an id that no row has" in capsys.readouterr().out
 
 
 def test_what_scores_cannot_be_is_named(tmp_path: Path):
@@ -90,7 +90,7 @@ def test_what_scores_cannot_be_is_named(tmp_path: Path):
         ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}] * 2, "0.5", "scores a row twice"),
         ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}], "50%", "--keep-lowest is 50%"),
         ([{"text": "a"}], [{"id": 1, "score": 1}], "1", "has no id"),
-        ([{"id": "1", "text": "a"}], [{"id": 1, "score": 1}], "1", "found: id 1 there; 1 rows of other ids"),
+        ([{"id": "1", "text": "a"}], [{"id": 1, "score": 1}], "1", "found: id 1 there; 1 row of other ids"),
     ],
 )
 def test_what_cannot_be_filtered_is_said(tmp_path, capsys, rows, scores, share, reason):

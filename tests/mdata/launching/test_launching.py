@@ -248,7 +248,7 @@ def test_parts_of_decontaminate_end_in_one_report(tmp_path, monkeypatch, capsys)
     [
         (["--mode", "split", "--compat", "openwebtext"], "OpenWebText counts n-grams in all texts"),
         (["--parts", "2"], "the launcher joins the reports"),
-        (["--mode", "report", "--rows-only"], "rows_only says which rows fall"),
+        (["--mode", "report", "--rows-only"], "rows_only lists removed rows"),
     ],
 )
 def test_what_parts_of_decontaminate_cannot_do(here, capsys, words, message):

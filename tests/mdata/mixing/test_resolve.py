@@ -154,7 +154,7 @@ def test_a_cap_that_binds_in_a_bounded_blend_is_refused_with_numbers():
 
 @pytest.mark.parametrize("cap", [Fraction(0), Fraction(1, 11)])
 def test_a_cap_below_one_sample_is_refused(cap):
-    with pytest.raises(UsageError, match=rf"a may be read {cap} times, which is no whole sample"):
+    with pytest.raises(UsageError, match=rf"a may be read {cap} times, less than one sample"):
         dealt(phase("1", "1"), of=sizes(10, 100, caps=(cap, None)))
 
 

@@ -333,7 +333,7 @@ def test_contents_that_are_no_text():
     writes_all = template("{% for m in messages %}{{ m.content }};{% endfor %}")
     with pytest.raises(BadConversation, match="message 1: its content is a list, which the chat template cannot write"):
         flat_messages(messages, "assistant", template=writes_all)
-    with pytest.raises(BadConversation, match=r"message 1 \(user\): its content has a part that is no text: 'image'"):
+    with pytest.raises(BadConversation, match=r"message 1 \(user\): its content has a part that is not text: 'image'"):
         image = [{"type": "image", "url": "x"}]
         flat_messages([{"role": "user", "content": image}, TALK[1]], "assistant", template=takes_parts)
     with pytest.raises(BadConversation, match=r"message 1 \(user\): its content is a list, not a string"):

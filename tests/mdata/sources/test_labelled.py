@@ -107,7 +107,7 @@ def test_what_json_can_say_and_no_text_is(tmp_path, record):
 
 
 def test_files_of_another_kind_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="is no file of task mnli"):
+    with pytest.raises(UsageError, match="is not a file of task mnli"):
         read_labelled(written(tmp_path, "a\tb\n"), "mnli")
     with pytest.raises(UsageError, match="is a folder without data"):
         read_labelled(tmp_path, "race")

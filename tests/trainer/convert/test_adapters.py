@@ -206,7 +206,7 @@ def test_another_base_is_refused(made: Path, tmp_path: Path) -> None:
     engine = adapted(moved)
     engine.save(str(tmp_path / "run/checkpoints"), step=2, consumed_samples=2)
     shutil.rmtree(moved)
-    with pytest.raises(UsageError, match=r"the weights beside the adapters of .* are not there"):
+    with pytest.raises(UsageError, match=r"the base weights of the adapters in .* are missing"):
         open_model(tmp_path / "run")
     shutil.copytree(made / "base", moved)
     with pytest.raises(UsageError, match="were trained beside other weights"):

@@ -77,7 +77,7 @@ def test_a_train_job_leaves_nodes_and_addresses_to_the_runtime(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"name": "7"}, "is no name of a job in Kubernetes"),
+        ({"name": "7"}, "is no valid Kubernetes job name"),
         ({"name": "x" * 46}, "at most 45 letters"),
         ({"claims": ["data"]}, "--container-mounts data"),
         ({"claims": ["data:data"]}, "expected: CLAIM:PATH"),

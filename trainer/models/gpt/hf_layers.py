@@ -83,9 +83,7 @@ def window_keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any
         return {"window": 0, "window_interval": 0}
     interval = _interval(full_layers, layers)
     if interval is None:
-        problems.append(
-            f"sliding windows in layers that are no multiple of a number: full attention in {full_layers[:8]}"
-        )
+        problems.append(f"sliding windows in layers at irregular distances: full attention in {full_layers[:8]}")
     if size is None:
         switch = "use_sliding_window is set" if kind in _SWITCHED else "layers have sliding windows"
         problems.append(f"{switch} without a sliding_window")
@@ -137,7 +135,7 @@ def no_rope_interval(settings: Json, problems: list[str]) -> int:
     numbers = _not_rotated(settings, problems)
     interval = _interval(numbers, settings["num_hidden_layers"])
     if interval is None:
-        problems.append(f"layers without rotary positions are no multiples of a number: {numbers[:8]}")
+        problems.append(f"layers without rotary positions lie at irregular distances: {numbers[:8]}")
     return interval or 0
 
 
