@@ -222,7 +222,7 @@ def test_another_policy_after_bad_rows_begins_anew(tmp_path):
             assert mdata.preprocess(job(folder, rows, **then)).finished_before
         except BadInputError:
             assert then == {"on_error": "stop"}
-        assert any("1 bad rows were found under on_error" in line for line in notes.lines)
+        assert any("1 bad row was found under on_error" in line for line in notes.lines)
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
         for path in folder.iterdir():
             path.unlink() if path.is_file() else [file.unlink() for file in path.iterdir()]

@@ -300,7 +300,7 @@ def test_other_results_are_replaced_only_when_that_is_asked_for(tmp_path):
     before = contents(folder)
     others = {
         r"out_text_document\.json: append_eod was True, is False": replace(job, append_eod=False),
-        "it was made from 3 inputs; 2 are given": replace(job, input=inputs[:2]),
+        "it was made from 3 inputs; this command gives 2": replace(job, input=inputs[:2]),
         "the input was .*0\\.jsonl, is .*other": replace(job, input=(str(tmp_path / "other.jsonl"), *inputs[1:])),
         "tokenizer was ": replace(job, tokenizer_type="ByteTokenizer", tokenizer_model=None),
     }

@@ -88,4 +88,4 @@ def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
         (problem,) = check(run_in(tmp_path, profile=steps), 1, facts=None)
         assert "write two steps" in problem
     (problem,) = check(run_in(tmp_path, profile=[1, 2], profile_ranks=[0, 4]), 2, facts=None)
-    assert "has rank 4, and the run has 2 ranks" in problem
+    assert "has rank 4, but there are 2 ranks" in problem

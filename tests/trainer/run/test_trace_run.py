@@ -335,7 +335,7 @@ def test_every_evaluation_is_traced_as_it_was_read(made, tmp_path, capsys, order
             told = [(one.place.step, one.sample) for one in tracer.readers(0, document)]
             assert sorted(told) == sorted(read.get((name, document), set()))
     with pytest.raises(
-        UsageError, match=r"nothing is evaluated after step 3\n  expected: each 2 steps and after step 5"
+        UsageError, match=r"nothing is evaluated after step 3\n  expected: every 2 steps and after step 5"
     ):
         tracers["web"].step(3)
     with pytest.raises(UsageError, match=r"no validation set called wep\n  expected: web, code\n  try: web\?"):

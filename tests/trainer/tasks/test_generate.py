@@ -341,7 +341,7 @@ def _refused(context):
             continue_rows(model, [Request(ids=ids, rules=rules)])
     (answer,) = continue_rows(model, [Request(ids=(1,) * 14, rules=Sampling(ignore_eod=True))])
     assert len(answer.tokens) == 2, "without --max-tokens the context decides"
-    with pytest.raises(UsageError, match="5 texts are wanted of a beam search over 2 rows"):
+    with pytest.raises(UsageError, match="a beam search over 2 rows cannot return 5 texts"):
         search_beams(model, [1], width=2, max_tokens=3, count=5)
 
 
