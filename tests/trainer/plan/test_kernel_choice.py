@@ -173,7 +173,7 @@ def test_communication_of_tensor_parallelism_is_listed_where_there_is_some():
     name, mesh = kernel_choice.TENSOR_PARALLEL, {"tp": 2, "sequence_parallel": True}
     assert name not in _choices("gpu", mesh={"tp": 1})
     assert (_choices("gpu", mesh={"tp": 2})[name].kernel, _choices("cpu", mesh=mesh)[name].kernel) == ("NCCL", "gloo")
-    with pytest.raises(UsageError, match="kernels.tensor_parallel is 'symmetric_memory'; expected 'auto'"):
+    with pytest.raises(UsageError, match=r"kernels\.tensor_parallel is 'symmetric_memory'; expected 'auto'"):
         _choices("gpu", mesh=mesh, kernels={"tensor_parallel": "symmetric_memory"})  # removed: it was slower
 
 
