@@ -12,6 +12,8 @@ outside or a band is 0 (then the measurement is wrong).
 A configuration with experts has rows of its own, and each prints their load in the last steps, over the mean load: the
 largest, averaged over these steps, of the layer where it is largest, and the least of any expert in any of them.
 
+Each row starts as soon as enough of the visible GPUs are free, so several run at once.
+
 With --share the ranks of a row share one GPU, which NCCL 2.30 and later allow: slow, but the same kernels and messages.
 """
 
@@ -25,7 +27,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,11 +103,20 @@ def main() -> int:
     loads: dict[str, tuple[float, float]] = known.setdefault("loads", {})
     rows = EXPERT_ROWS if load_config(arguments.config).model.moe else ROWS
     sizes = [f"train.steps={arguments.steps}"]
-    for name in dict.fromkeys((*BAND, *(arguments.rows or rows))):
+    gpus = Gpus(["0"] if arguments.share else visible_gpus())
+    wanted = [name for name in dict.fromkeys((*BAND, *(arguments.rows or rows))) if name not in curves]
+    wanted = [name for name in wanted if arguments.share or rows[name][0] <= len(gpus.free)]
+
+    def run(name: str) -> list[dict[str, Any]]:
         ranks, words = rows[name]
-        if name not in curves and (arguments.share or ranks <= (torch.cuda.device_count() or 2)):
-            start = started_beside if arguments.share and ranks > 1 else started
-            lines = run_of(out, arguments.config, [*sizes, *words, *arguments.overrides], partial(start, ranks=ranks))
+        with gpus.taken(1 if arguments.share else ranks) as taken:
+            start = partial(started_beside if arguments.share and ranks > 1 else started, ranks=ranks, gpus=taken)
+            return run_of(out, name, arguments.config, [*sizes, *words, *arguments.overrides], start)
+
+    with ThreadPoolExecutor(len(gpus.free)) as pool:
+        running = {pool.submit(run, name): name for name in wanted}
+        for done in as_completed(running):
+            name, lines = running[done], done.result()
             curves[name] = [line["loss"] for line in lines]
             if load := load_of_experts(lines[-LOAD_STEPS:]):
                 loads[name] = load
@@ -133,11 +147,38 @@ def hashes_of_text(out: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+class Gpus:
+    """GPUs that rows take and give back, by the names that CUDA_VISIBLE_DEVICES has for them."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.free = names
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, count: int) -> Iterator[list[str]]:
+        """The names of this many GPUs, which no other row has meanwhile; waits until they are free."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.free) >= count)
+            names = [self.free.pop(0) for _ in range(count)]
+        try:
+            yield names
+        finally:
+            with self._changed:
+                self.free += names
+                self._changed.notify_all()
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this process; without any, two names, for rows that run on the CPU."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count() or 2)]
+
+
 def run_of(
-    out: Path, config: Path, words: list[str], start: Callable[[list[str]], tuple[int, str]]
+    out: Path, name: str, config: Path, words: list[str], start: Callable[[list[str]], tuple[int, str]]
 ) -> list[dict[str, Any]]:
     """The metrics of every step of one layout."""
-    folder = out / "band-run"
+    folder = out / "runs" / "".join(letter if letter.isalnum() else "-" for letter in name)
     shutil.rmtree(folder, ignore_errors=True)
     fixed = [f"run.folder={folder}", f"data.blend={out / 'mix.json'}", "data.valid=[]"]
     sizes = [f"train.global_batch={BATCH}", "optimizer.warmup_steps=50"]
@@ -156,16 +197,17 @@ def load_of_experts(lines: list[dict[str, Any]]) -> tuple[float, float] | None:
     return max(largest), min(layer["min"] for line in lines for layer in line["experts"].values())
 
 
-def started(command: list[str], *, ranks: int) -> tuple[int, str]:
+def started(command: list[str], *, ranks: int, gpus: list[str]) -> tuple[int, str]:
     """The exit code and the messages of a command whose ranks have a GPU each."""
     words = [*command, "--nproc", str(ranks)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
 
-def started_beside(command: list[str], *, ranks: int) -> tuple[int, str]:
-    """The same, where all ranks see the first GPU only."""
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "0", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+def started_beside(command: list[str], *, ranks: int, gpus: list[str]) -> tuple[int, str]:
+    """The same, where all ranks see one GPU only."""
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": gpus[0], "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     place = {"SLURM_NTASKS": str(ranks), "SLURM_STEP_TASKS_PER_NODE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     places = [place | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)]
     running = [

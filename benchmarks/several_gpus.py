@@ -175,6 +175,7 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "mixtral8x1b-ep4-gathered": (4, 4096, 2, 4, SHAPES["mixtral8x1b"][3], {"ep": 4, "expert_dispatch": "gather"}),
     "mixtral8x1b-ep2-tp2": (4, 4096, 2, 8, SHAPES["mixtral8x1b"][3], {"ep": 2, "tp": 2, "sequence_parallel": True}),
     "qwen3moe-4l-ep2": (2, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 2}),
+    "qwen3moe-4l-tp2": (2, 4096, 2, 8, SHAPES["qwen3moe-4l"][3], {"tp": 2, "sequence_parallel": True}),
     "qwen3moe-4l-ep2-sent": (2, 4096, 2, 4, SHAPES["qwen3moe-4l"][3], {"ep": 2, "expert_dispatch": "all_to_all"}),
     "qwen3moe-4l-ep2-gather-buffer": (
         2,
