@@ -602,9 +602,19 @@ def _gpt(reference: Reference) -> str:
     if bad := _far(losses_N.view(mask.shape), out["per_token_loss"] * mask, LOGITS):
         return f"losses of tokens: {bad}"
     (loss / mask.sum()).backward()
-    total = sum(float(parameter.grad.double().square().sum()) for parameter in model.parameters())
+    return unlike_norm(model, reference)
+
+
+def unlike_norm(model: torch.nn.Module, reference: Reference) -> str:
+    """The difference between the norm of all gradients and theirs."""
+    total = sum(float(parameter.grad.double().square().sum()) for parameter in model.parameters())  # type: ignore[union-attr]
     wanted = sum(told["norm"] ** 2 for told in reference.info["gradients"].values())
     return "" if abs((total / wanted) ** 0.5 - 1) <= NORM else f"norm {total**0.5} instead of {wanted**0.5}"
+
+
+def moe_variant(reference: Reference) -> Iterator[Case]:
+    """A file of variants/ with experts."""
+    yield _case("moe", reference, "all", functools.partial(families_moe.variant, reference))
 
 
 # ---- the list
@@ -614,7 +624,9 @@ BATCHES: Mapping[str, Callable[[Reference, int | None], Microbatch]] = {"bert": 
 COMPARED: Mapping[str, Callable[[Reference], Iterator[Case]]] = {
     "bert": bert, "t5": t5, "moe": moe, "mla_mtp": mla_mtp, "mamba": mamba,
 }  # fmt: skip
-VARIANTS: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert_variant, "t5": t5, "gpt": gpt_variant}
+VARIANTS: Mapping[str, Callable[[Reference], Iterator[Case]]] = {
+    "bert": bert_variant, "t5": t5, "gpt": gpt_variant, "moe": moe_variant,
+}  # fmt: skip
 LATER: Mapping[str, int] = {"llava": 25, "retro": 25}
 KINDS = ("gpt", "bert", "t5", "moe", "mla_mtp", "mamba", "llava", "retro")
 

@@ -9,6 +9,7 @@ tokens, where ours are the loss tokens; the seeds are changed accordingly here.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -55,6 +56,36 @@ def cases(reference: Any) -> Iterator[tuple[str, Callable[[], str]]]:
     layouts = {"one rank": {}, **reference.info.get("layouts", {})}
     for layout in (name for name, told in layouts.items() if not told.get("note")):
         yield layout, functools.partial(steps, reference, layout)
+
+
+def variant(reference: Any) -> str:
+    """A file of the variants of oracle/model: one microbatch; gradients have those of the balance losses in them."""
+    like = copy.copy(reference)
+    like.model = {"num_query_groups": reference.model["num_attention_heads"], "rotary_base": 10_000, **reference.model}
+    data, out = reference.part("batch/"), reference.part("out/")
+    like.train = {"seq": data["tokens"].shape[1]}
+    model = families._model(like, config_of)
+    for bias in model.buffers():
+        bias.zero_()
+    labels, mask = data["labels"], data["loss_mask"]
+    batch = Microbatch(tokens_BS=data["tokens"], labels_BS=labels, loss_mask_BS=mask, losses={}, counts={})
+    with torch.no_grad():
+        logits = model.logits(data["tokens"])[..., : model.shape.vocab_size]
+    if bad := families._far(logits, out["logits"], families.LOGITS):
+        return f"logits: {bad}"
+    loss, losses_N = model((), batch)
+    if bad := families._far(losses_N.view(mask.shape), out["per_token_loss"] * mask, families.LOGITS):
+        return f"losses of tokens: {bad}"
+    means = {name: beside.sum / beside.weight for name, beside in (batch.losses or {}).items()}
+    told = reference.info["losses"]["moe_aux"]
+    for kind, names in _LOSSES.items():
+        found = [float(mean.detach()) for name, mean in means.items() if name.startswith(f"{kind}_")]
+        wanted = [mean for name in names for mean in told.get(name, []) if mean]
+        if len(found) != len(wanted) or any(abs(a / b - 1) > families.NORM for a, b in zip(found, wanted, strict=True)):
+            return f"losses {kind} {found} instead of {wanted}"
+    factors = {name: beside.factor for name, beside in (batch.losses or {}).items()}
+    (loss / mask.sum() + sum(factors[name] * mean for name, mean in means.items())).backward()
+    return families.unlike_norm(model, reference)
 
 
 def config_of(reference: Any, *, average: str, micro_batch: int, mesh: Mapping[str, Any]) -> RunConfig:

@@ -63,6 +63,11 @@ def test_decoders_of_megatron_are_equal(oracles: Path) -> None:
     assert equal, reasons
 
 
+def test_decoders_with_experts_of_megatron_are_equal(oracles: Path) -> None:
+    equal, _, reasons = run(oracles / "oracle/model", "moe")
+    assert equal, reasons
+
+
 @pytest.mark.soak
 def test_models_with_experts_of_megatron_are_equal(oracles: Path) -> None:
     equal, _, reasons = run(oracles / "oracle/families", "moe")
