@@ -202,7 +202,7 @@ def test_what_makes_no_sense_is_refused():
         ({"longest": 2**31}, 2**31),
         ({"longest": 9, "short_probability": 1.5}, 1.5),
     ):
-        with pytest.raises(UsageError, match=f"found: {found}"):
+        with pytest.raises(UsageError, match=f"found: {found:,}"):
             MappingOptions(**wrong)
     for wrong in ({"seed": -1}, {"seed": 2**32 - 1}, {"num_samples": -1}, {"num_samples": 2**41}):
         with pytest.raises(UsageError, match=f"found: {next(iter(wrong.values()))}"):
