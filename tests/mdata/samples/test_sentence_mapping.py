@@ -211,9 +211,9 @@ def test_what_makes_no_sense_is_refused():
             )
     assert megatron_mapping(boundaries, sizes, options=MappingOptions(longest=9), seed=1, num_samples=0).shape == (0, 3)
     hopeless = MappingOptions(longest=9, least_sentences=20)
-    with pytest.raises(UsageError, match="40 documents, 0 of them with 20 sentences"):
+    with pytest.raises(UsageError, match="40 documents, 0 of them with at least 20 sentences"):
         native_mapping(boundaries, sizes, options=hopeless, key=KEY)
-    with pytest.raises(UsageError, match="40 documents, 0 of them with 20 sentences"):
+    with pytest.raises(UsageError, match="40 documents, 0 of them with at least 20 sentences"):
         megatron_mapping(boundaries, sizes, options=hopeless, seed=1, num_samples=5)
 
 
