@@ -106,7 +106,7 @@ def add_arguments(parser: Parser) -> None:
     add("--yes", action="store_true", help="ask nothing: take the defaults for answers that are not given")
     add("--device", metavar="NAME", help="kind of GPU (default: that of this machine, or H100)")
     add("--nodes", type=int, metavar="N", help="machines (default: one per 8 GPUs)")
-    parser.set_defaults(memory=None, link=None, network=None)
+    parser.set_defaults(memory=None, link=None, network=None, launch=None)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

@@ -76,7 +76,7 @@ def add_variants(group: argparse._ArgumentGroup) -> None:
         "--special-tokens-in-text",
         choices=("special", "plain"),
         default="special",
-        help="encode a special token that occurs in a text as its id (as Megatron does) or as plain text",
+        help="special tokens within a text become their ids (as in Megatron) or plain text",
     )
     group.add_argument("--compat", choices=("megatron-2023",), help="reproduce the token ids of Megatron in late 2023")
 

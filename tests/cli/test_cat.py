@@ -146,7 +146,7 @@ def test_ids_plus_one(tmp_path, capsys):
     assert main(["adopt", old, "--fairseq-ids-plus-one"]) == 2
     assert "--fairseq-ids-plus-one needs --convert" in capsys.readouterr().err
     assert main(["adopt", old, "--convert", new, "--fairseq-ids-plus-one"]) == 0
-    assert "its 2 sequences become documents" in capsys.readouterr().err
+    assert "each of its 2 sequences becomes a document" in capsys.readouterr().err
     assert main(["cat", new, "--ids", "--documents", "0"]) == 0
     assert capsys.readouterr().out == "4 0\n"
 

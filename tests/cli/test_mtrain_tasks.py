@@ -99,7 +99,7 @@ def test_eval(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (("eval", "--task", "lambada"), "--task lambada needs --data"),
         (("eval", "--task", "lambada", "--data", "x", "--overlap", "3"), "--overlap is for wikitext103"),
         (
-            ("eval", "--task", "wikitext103", "--data", "PROMPTS", "--overlap", "65"),
+            ("eval", "--task", "wikitext103", "--data", "TEXT", "--overlap", "65"),
             "--overlap 65 does not fit windows of 64",
         ),
         (("eval", "--task", "perplexity", "--data", "x", "--tp", "2"), "--tp 2 cannot divide the layers over 1 rank"),
@@ -108,6 +108,9 @@ def test_eval(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_bad_input_is_named(
     words: tuple[str, ...], text: str, model: str, prompts: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command, *rest = (prompts if word == "PROMPTS" else word for word in words)
+    text_file = Path(prompts).with_name("wiki.txt")
+    text_file.write_text("the man saw the man\n")
+    given = {"PROMPTS": prompts, "TEXT": str(text_file)}
+    command, *rest = (given.get(word, word) for word in words)
     assert main([command, model, *rest]) == 2
     assert text in capsys.readouterr().err
