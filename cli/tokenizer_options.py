@@ -76,7 +76,7 @@ def add_variants(group: argparse._ArgumentGroup) -> None:
         "--special-tokens-in-text",
         choices=("special", "plain"),
         default="special",
-        help="special tokens within a text become their ids (as in Megatron) or plain text",
+        help="special tokens in texts: as their ids or plain text",
     )
     group.add_argument("--compat", choices=("megatron-2023",), help="reproduce the token ids of Megatron in late 2023")
 
