@@ -135,7 +135,7 @@ def test_rows_are_halved_until_a_layout_fits(
     assert finetune(*words) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["config"]["train"]["sequence_length"] == 64
-    assert "rows of 128 tokens do not fit into memory; 64 are tried" in err
+    assert "rows of 128 tokens do not fit into memory; trying 64" in err
     assert finetune(*words, "--sequence-length", "128") == 2
     assert "no layout of 1 x H100 works" in capsys.readouterr().err
 

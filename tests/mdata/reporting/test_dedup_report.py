@@ -52,7 +52,7 @@ def test_texts_that_are_not_there_any_more_are_left_out(tmp_path: Path) -> None:
     made = report_dedup(folder, tmp_path / "page.html")
     assert made.facts["examples"] == 0 and "no text could be read again" in (tmp_path / "page.html").read_text()
     (folder / "clusters.jsonl").write_text("{}\n")
-    with pytest.raises(DamageError, match=r"clusters\.jsonl:1 is no group"):
+    with pytest.raises(DamageError, match=r"clusters\.jsonl:1 is not a group"):
         report_dedup(folder)
 
 

@@ -196,7 +196,7 @@ def test_tasks_that_cannot_be_read_are_named_before_the_run_starts(corpora: Path
         read_tasks(["squad=x"], tokenizer=True)
     with pytest.raises(UsageError, match="has lambada twice"):
         read_tasks([f"lambada={corpora / 'lambada.jsonl'}"] * 2, tokenizer=True)
-    with pytest.raises(BadInputError, match="line 1 is no passage"):
+    with pytest.raises(BadInputError, match="line 1 is not a passage"):
         read_tasks([f"lambada={tmp_path / 'text'}"], tokenizer=True)
     with pytest.raises(UsageError, match="needs a tokenizer"):
         read_tasks([f"wikitext103={tmp_path / 'text'}"], tokenizer=False)

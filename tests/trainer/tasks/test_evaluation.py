@@ -144,9 +144,9 @@ def test_passages_are_divided_at_the_last_word() -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ('{"text": "a"}\n{"prompt": "a"}', "line 2 is no passage"),
-        ("plain text", "line 1 is no passage"),
-        ('{"text": 3}', "line 1 is no passage"),
+        ('{"text": "a"}\n{"prompt": "a"}', "line 2 is not a passage"),
+        ("plain text", "line 1 is not a passage"),
+        ('{"text": 3}', "line 1 is not a passage"),
         ("\n\n", "has no passages"),
     ],
 )
