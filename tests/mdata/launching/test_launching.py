@@ -48,7 +48,7 @@ def a_job(folder, **more):
 
 def test_parts_are_run_merged_told_and_not_run_twice(here, capsys):
     assert launch("local", "--at-once", "2") == 0
-    assert "3 of 3 parts were run" in capsys.readouterr().out
+    assert "3 of 3 parts run" in capsys.readouterr().out
     assert main(["preprocess", "--input", "in", "--output-prefix", "one/c", *BYTE]) == 0
     one, merged = (mdata.open_corpus(here / f"{name}/c_text_document.json") for name in ("one", "out"))
     assert one.num_tokens == merged.num_tokens and (one.lengths == merged.lengths).all()
@@ -76,7 +76,7 @@ def test_a_second_launch_is_told_of_the_first_which_merges(here, capsys, monkeyp
         patch.setattr(process, "run", run)
         assert launch("local", parts=2) == 0
     told = capsys.readouterr()
-    assert (codes, numbers) == ([2, 2, 2], [1, 2, MERGE]) and "2 of 2 parts were run" in told.out
+    assert (codes, numbers) == ([2, 2, 2], [1, 2, MERGE]) and "2 of 2 parts run" in told.out
     assert "is being launched already, and that launch also merges its parts" in told.err
     assert f"found: process {os.getpid()} on {os.uname().nodename}" in told.err
     assert main(["status", "out/c"]) == 0 and "2 done; merged" in capsys.readouterr().out
@@ -191,7 +191,7 @@ def test_parts_of_clean_are_run_told_and_not_run_twice(here, capsys):
     assert found == b"".join(path.read_bytes() for path in whole) != b""
     (here / "cleaned/part-00002-of-00003/clean.report").unlink()
     assert main(["launch", "local", "--parts", "3", *CLEAN, "cleaned"]) == 0
-    assert "1 of 3 parts were run" in capsys.readouterr().out
+    assert "1 of 3 parts run" in capsys.readouterr().out
     assert main(["launch", "local", "--parts", "3", *CLEAN, "cleaned"]) == 0
     assert "nothing is left to do" in capsys.readouterr().out
     # Without the job's folder, reports tell that the parts are of another job.
@@ -236,7 +236,7 @@ def test_parts_of_decontaminate_end_in_one_report(tmp_path, monkeypatch, capsys)
     assert main(["status", "out"]) == 0
     assert "2 parts: 1 done, 1 failed\nreport: 1 done\n" in capsys.readouterr().out
     assert main(launched) == 0  # the report after the part, although there is one
-    assert "2 of 3 tasks were run" in capsys.readouterr().out
+    assert "2 of 3 tasks run" in capsys.readouterr().out
     assert (tmp_path / "out/decontaminate.report").read_bytes() == report
     assert main(launched) == 0 and "nothing is left to do" in capsys.readouterr().out
     assert main([*words, "out", "--parts", "2", "--ngram", "9"]) == 2

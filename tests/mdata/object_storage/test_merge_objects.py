@@ -209,7 +209,7 @@ def test_a_launched_job_writes_its_parts_and_the_merged_corpus_there(bucket, tex
     monkeypatch.chdir(tmp_path)
     work = ["--work-folder", "work"]
     assert launch(bucket, "--at-once", "2", "--merge", how, command=work) == 0, capsys.readouterr().err
-    assert "3 of 3 parts were run" in capsys.readouterr().out
+    assert "3 of 3 parts run" in capsys.readouterr().out
     assert main(["status", "c.job"]) == 0
     assert "3 parts: 3 done; merged" in capsys.readouterr().out
     run(["in"], tmp_path / "one")
@@ -222,7 +222,7 @@ def test_a_launched_job_writes_its_parts_and_the_merged_corpus_there(bucket, tex
     remove_object(parse_address(f"{bucket}/out/c-00002-of-00003_text_document.idx"))
     assert load_job(tmp_path / "c.job").missing() == [2]
     assert launch(bucket, "--merge", how, command=work) == 0
-    assert "1 of 3 parts were run" in capsys.readouterr().out and load_job(tmp_path / "c.job").missing() == []
+    assert "1 of 3 parts run" in capsys.readouterr().out and load_job(tmp_path / "c.job").missing() == []
 
 
 def test_a_launch_without_a_work_folder_is_refused_before_anything_starts(bucket, texts, tmp_path, monkeypatch, capsys):
