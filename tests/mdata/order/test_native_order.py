@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.order.native_order import OrderKey, StreamOrder
 from tests.helpers.examples import examples
 
@@ -92,7 +92,8 @@ def test_other_seeds_and_corpora_give_other_orders_and_the_same_ones_the_same():
     [(128, 128, True, True, 129), (127, 128, False, True, 128), (1, 128, True, False, 2), (0, 4, False, False, 1)],
 )
 def test_too_few_tokens_are_refused_with_the_numbers(tokens, length, extra, shuffle, least):
-    message = f"corpus corpus(.|\n)*{tokens} tokens for sequence length {length}(.|\n)*at least {least}"
+    found = counted(tokens, "token")
+    message = f"corpus corpus(.|\n)*{found} for sequence length {length}(.|\n)*at least {least}"
     with pytest.raises(UsageError, match=message):
         order(tokens, length, extra, shuffle=shuffle)
     order(least, length, extra, shuffle=shuffle)
