@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import BadInputError, DamageError, UsageError
+from mdata.errors import counted
 from mdata.indexed.append_file import SyncPoint
 from mdata.preprocessing.bad_rows import BadRowPolicy
 from mdata.sources.record_batch import BadRow
@@ -62,7 +63,7 @@ def test_one_row_more_than_may_be_stops(tmp_path_factory, kinds, limit):
             continue
         bad_row = BadRow(row, "blank", "empty", "''")
         if bad == limit:
-            with pytest.raises(BadInputError, match=rf"x:{row + 5}: empty(.|\n)*found: {bad + 1} bad rows"):
+            with pytest.raises(BadInputError, match=rf"x:{row + 5}: empty(.|\n)*found: {counted(bad + 1, 'bad row')}"):
                 policy.handle(bad_row, "x", rows_before=5, bad_before=bad)
             return
         policy.handle(bad_row, "x", rows_before=5, bad_before=bad)
