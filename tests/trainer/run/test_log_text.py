@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cli.mtrain import main
+from mdata.errors import counted
 from tests.helpers.runs import make_corpora, write_jsonl
 from tests.trainer.plan.test_plan import FACTS
 from tests.trainer.plan.test_plan import config as sound
@@ -51,7 +52,7 @@ def test_the_header_of_a_new_run_on_one_rank() -> None:
     whole = sound(mesh={"tp": 1}, train={"micro_batch": 8})
     _, second = header(whole, make_plan(whole, 1, facts=FACTS), start=start, device="cpu")
     assert ", in 1 microbatch of 8 per rank; " in second
-    assert device_text(torch.device("cpu")) == f"cpu with {torch.get_num_threads()} threads"
+    assert device_text(torch.device("cpu")) == f"cpu with {counted(torch.get_num_threads(), 'thread')}"
 
 
 def test_what_is_written_down_is_said(tmp_path) -> None:
