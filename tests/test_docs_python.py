@@ -24,7 +24,8 @@ from tests.mdata.samples.test_special_tokens import preprocessed
 # A page may leave types out. Said in each program: mypy would check all that they import anew for options of its own.
 LOOSE = "# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-any-generics, "
 LOOSE += "allow-subclassing-any"
-NOT_RUN = ("s3://",)  # needs object storage: tests/mdata/object_storage has one
+# Need object storage, of which tests/mdata/object_storage has one, or a GPU.
+NOT_RUN = ("s3://", 'device="cuda"')
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 RUN = """
