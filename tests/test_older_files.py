@@ -150,7 +150,8 @@ def test_a_run_continues_from_a_checkpoint_of_another_layout(own, step):
         for lines in (map(json.loads, (own / "expected.jsonl").read_text().splitlines()), read_metrics(run))
     )
     machine = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-    tolerance = 0 if machine == (own / "machine.txt").read_text().strip() else 1e-5
+    # Also processors of one capability may round products differently: 7.5e-8 was seen.
+    tolerance = 1e-6 if machine == (own / "machine.txt").read_text().strip() else 1e-5
     assert max(got) == step
     for number in (step - 1, step):
         assert got[number] == pytest.approx(expected[number], rel=tolerance, abs=0), number
