@@ -25,24 +25,6 @@ from trainer.config.sections import RunConfig
 # Keys before 0.1 and where they are now; accepted until 0.2.
 MOVED_KEYS: Mapping[str, str] = types.MappingProxyType({"train.log_interval": "run.log_interval"})
 
-# Keys whose 0 said in files before 0.1 that they are not set; of later keys, 0 is a value like any other.
-OLD_ZEROS = frozenset(
-    f"{section}.{key}"
-    for section, keys in {
-        "model": "num_kv_heads head_dim ffn_hidden_size vocab_size max_position rope_interval rope_original_length "
-        "activation_clamp window window_interval attention_scale attention_softcap logit_softcap",
-        "data": "shuffle_block",
-        "mesh": "virtual_pipeline",
-        "train": "steps samples tokens exit_interval eval_interval",
-        "optimizer": "embedding_lr warmup_steps warmup_samples warmup_tokens warmup_fraction decay_steps decay_samples "
-        "decay_tokens wsd_decay_steps wsd_decay_samples wsd_decay_tokens weight_decay_steps weight_decay_samples "
-        "weight_decay_tokens bucket_size",
-        "precision": "loss_scale",
-        "checkpoint": "interval keep_every",
-    }.items()
-    for key in keys.split()
-)
-
 # A note for a user whose file has wrong values: rules that depend on them are checked later.
 AFTERWARDS = "correct this first; what depends on it is checked after that"
 
@@ -243,17 +225,15 @@ def setting_problem(name: str, value: Any) -> str | None:
     if section_type is None:
         return f"there is no section [{section}]"
     hints = _hints(section_type)
-    if key not in hints:
-        return f"there is no key {name}"
-    return _value_problem(name, _converted(name, value, hints[key]), hints[key])
+    return (
+        _value_problem(name, _converted(value, hints[key]), hints[key]) if key in hints else f"there is no key {name}"
+    )
 
 
-def is_no_value(name: str, value: Any) -> bool:
-    """Whether this is a 0 or "" that section.key cannot have, and the key may be not set: in Megatron's words, off."""
+def is_old_not_set(name: str, value: Any) -> bool:
+    """Whether files before 0.1 say with this value that section.key is not set."""
     section, _, key = name.rpartition(".")
-    hints = _hints(section_types()[section]) if section in section_types() else {}
-    of_values = _if_set(hints[key]) if key in hints else None
-    return of_values is not None and (value == "" or (_is_zero(value) and not _fits(value, of_values)))
+    return _if_set(_hints(section_types()[section])[key]) is not None and _zero_or_empty(value)
 
 
 def expected_value(name: str) -> str:
@@ -400,7 +380,7 @@ def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[
     for field in own_fields(section):
         where, hint = f"{name}.{field.name}", hints[field.name]
         if field.name in table:
-            arguments[field.name] = _converted(where, table[field.name], hint)
+            arguments[field.name] = _converted(table[field.name], hint)
             problem = _value_problem(where, arguments[field.name], hint)
             problems += [problem] if problem else []
         elif field.default is dataclasses.MISSING:
@@ -434,25 +414,24 @@ def _if_set(hint: Any) -> Any | None:
     return of_values
 
 
-def _converted(name: str, value: Any, hint: Any) -> Any:
-    """The TOML value of section.key as the field stores it: integers are accepted as floats, arrays become tuples.
+def _converted(value: Any, hint: Any) -> Any:
+    """A TOML value as the field stores it: integers are accepted as floats, arrays become tuples.
 
     For "not set", files before 0.1 have 0 or "", which a key that may be not set cannot have as a value.
     """
     if of_values := _if_set(hint):
-        unset = value is None or value == "" or (_is_zero(value) and name in OLD_ZEROS)
-        return None if unset else _converted(name, value, of_values)
+        return None if value is None or _zero_or_empty(value) else _converted(value, of_values)
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if base is float and _fits(value, int):
         return float(value)
     if isinstance(value, list):
         (item,) = {*get_args(hint)} - {...} if get_origin(hint) is tuple else (None,)
-        return tuple(_converted(name, each, item) for each in value)
+        return tuple(_converted(each, item) for each in value)
     return value
 
 
-def _is_zero(value: Any) -> bool:
-    return value == 0 and value is not False
+def _zero_or_empty(value: Any) -> bool:
+    return value in (0, "") and value is not False
 
 
 def _value_problem(where: str, value: Any, hint: Any) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.config.describe import describe
-from trainer.config.parse import is_no_value, key_names, setting_problem
+from trainer.config.parse import is_old_not_set, key_names, setting_problem
 from trainer.migrate.arguments import PROGRAM, Given, read_arguments
 from trainer.migrate.flags import Flag, flag_table
 from trainer.migrate.rules_model import PATTERNS, model_rules
@@ -76,9 +76,10 @@ def migrate(words: Sequence[str], world_size: int | None, *, program: str = PROG
     usable, spared = [], []
     for setting in settings:
         by = " ".join(arguments.texts[name] for name in setting.flags if name in arguments)
-        if is_no_value(setting.key, setting.value):  # the key is left out
-            spared += [(by, _NOT_SET)] if by else []
-        elif not (problem := setting_problem(setting.key, setting.value) or _mock_problem(setting)):
+        if not (problem := setting_problem(setting.key, setting.value) or _mock_problem(setting)):
+            if is_old_not_set(setting.key, setting.value):  # the key is left out
+                spared += [(by, _NOT_SET)] if by else []
+                continue
             usable.append(setting)
         elif setting.neutral != setting.value:
             refused.append(f"{by or _by_default(setting)}: not supported by this version: {problem}")

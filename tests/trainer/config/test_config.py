@@ -17,9 +17,7 @@ from mdata import UsageError
 from trainer.config.describe import describe
 from trainer.config.parse import (
     AFTERWARDS,
-    OLD_ZEROS,
     dump_config,
-    is_no_value,
     key_names,
     load_config,
     parse_config,
@@ -313,30 +311,13 @@ def test_a_key_that_is_not_set_is_none(path: Path, name: str) -> None:
     more = needed if "." in section else []
     read = load_config(path, [*more, f"{name}=none"])
     is_number = NOT_SET[name].startswith(("integer", "number"))
-    for text in ("0", "0.0", '""') if name in OLD_ZEROS else ('""',):
+    for text in ("0", "0.0", '""') if is_number else ('""',):
         assert load_config(path, [*more, f"{name}={text}"]) == read
     assert getattr(section_of(read, section), key) is None
     assert f"\n{key} = " not in dump_config(read).split(f"[{section}]")[1].split("\n[")[0]
     if is_number:
         with pytest.raises(UsageError, match=rf"{name} is False; expected"):
             load_config(path, [f"{name}=false"])
-
-
-@pytest.mark.parametrize("name", sorted({*NOT_SET} - OLD_ZEROS))
-def test_0_is_a_value_of_a_key_that_no_old_file_has(path: Path, name: str) -> None:
-    """It is kept where the key can have it, and refused elsewhere: it is never read as "not set"."""
-    section, _, key = name.rpartition(".")
-    if NOT_SET[name].startswith(("integer >= 0", "number >= 0")):
-        read = load_config(path, [f"{name}=0"])
-        assert getattr(section_of(read, section), key) == 0 and f"\n{key} = 0\n" in dump_config(read)
-    elif NOT_SET[name].startswith(("integer", "number")):
-        with pytest.raises(UsageError, match=rf"{name} is 0(\.0)?; expected"):
-            load_config(path, [f"{name}=0"])
-
-
-def test_keys_whose_0_is_not_set_exist_and_cannot_be_0() -> None:
-    assert {*NOT_SET} >= OLD_ZEROS
-    assert all(setting_problem(name, 0) is None and is_no_value(name, 0) for name in OLD_ZEROS)
 
 
 def test_a_sub_section_without_keys_lacks_those_that_it_needs(path: Path) -> None:

@@ -357,7 +357,7 @@ def test_a_mapped_argument_sets_its_key(name: str, monkeypatch: pytest.MonkeyPat
     program = PROGRAM_OF.get(name, PROGRAM)
     if program != PROGRAM:
         monkeypatch.setattr("trainer.migrate.migrate.setting_problem", lambda name, value: None)
-        monkeypatch.setattr("trainer.migrate.migrate.is_no_value", lambda name, value: False)
+        monkeypatch.setattr("trainer.migrate.migrate.is_old_not_set", lambda name, value: False)
     words_given = [*_words(context, without=first if required else ""), name, *shlex.split(words)]
     found = migrate(words_given, 8, program=program)
     assert not found.refused

@@ -117,7 +117,7 @@ def test_what_megatron_does_otherwise_is_chosen(every_key: None) -> None:
 
 def test_the_program_is_the_kind_of_samples(every_key: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Megatron's order, with the options that pretrain_bert.py and pretrain_t5.py give their datasets."""
-    monkeypatch.setattr("trainer.migrate.migrate.is_no_value", lambda name, value: False)
+    monkeypatch.setattr("trainer.migrate.migrate.is_old_not_set", lambda name, value: False)
     masked = {"mask_probability": 0.15, "short_probability": 0.1}
     bert = migrate([*BASE, "--bert-no-binary-head"], 1, program="pretrain_bert.py").tables
     assert bert["data.bert"] == {**masked, "head": False} and bert["model.bert"] == {
