@@ -228,7 +228,8 @@ class Sending:
         if self._tracker.wants_all:
             return 0, False, 0
         events = _all_lines(self._run.folder / EVENTS)
-        starts = [number for number, event in enumerate(events) if event.get("event") == "start"]
+        is_start = [event.get("event") == "start" and not event.get("rolled_back") for event in events]
+        starts = [number for number, is_one in enumerate(is_start) if is_one]  # a run that rolled back goes on
         return (starts[-1] if starts else 0), True, 0
 
     def _store_position(self) -> None:

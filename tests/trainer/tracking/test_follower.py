@@ -270,6 +270,14 @@ def test_a_webhook_is_told_at_least_once_and_not_again(run: TrackedRun, server: 
     assert json.loads((run.folder / "webhook.json").read_bytes()) == {"events": 4, "running": False}
 
 
+def test_a_follower_that_begins_late_tells_what_was_before_a_rollback(run: TrackedRun, server: Posts) -> None:
+    run = with_webhook(run, webhook_url=server.address)
+    back = {"event": "start", "step": 2, "rolled_back": True}
+    write(run, "events", {"event": "start", "step": 0}, {"event": "spike", "step": 3}, back, {"event": "finished"})
+    sending(run, Webhook(), name="webhook").run()
+    assert events_of(server) == ["start", "spike", "finish"]
+
+
 def test_a_webhook_that_hangs_delays_no_other_tracker(run: TrackedRun, server, monkeypatch) -> None:
     server.hangs += [60.0] * 100
     monkeypatch.setattr("trainer.tracking.trackers.WEBHOOK_TIMEOUT_S", 0.05)
