@@ -125,7 +125,7 @@ def _note_assumptions(old: LegacyReader, prefix: Path, *, plus_one: bool, progre
     if not old.has_boundaries and old.num_sequences:
         lost = " (lost in a merge)" if old.form == "Megatron's TNTIDX" else ""
         progress.note(
-            f"{prefix} has no document boundaries{lost}: each of its {old.num_sequences} sequences becomes a document"
+            f"{prefix} has no document boundaries{lost}: each of its {old.num_sequences:,} sequences becomes a document"
         )
     if old.form == "fairseq's TNTIDX" and not plus_one:
         progress.note(
