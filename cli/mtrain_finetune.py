@@ -48,6 +48,7 @@ from .mtrain_init import (
     visible_gpus,
     with_layout,
 )
+from .mtrain_plan import HARDWARE
 from .preprocess_options import TURNS
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def add_arguments(parser: Parser) -> None:
     add("--output", metavar="FILE", help="where the run.toml is written (default: FOLDER/run.toml)")
     add("--overwrite", action="store_true", help="replace a run.toml, or tokenized data, of other settings")
     add("--print", action="store_true", help="print the run.toml and do not train; jsonl is tokenized, to count steps")
-    parser.set_defaults(memory=None, link=None, network=None, launch=None)
+    parser.set_defaults(**dict.fromkeys(HARDWARE))
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

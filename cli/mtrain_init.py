@@ -28,7 +28,7 @@ from trainer.config.presets import PRESETS
 from trainer.models.family import family_named
 
 from .console import Console, Parser
-from .mtrain_plan import gpus_described
+from .mtrain_plan import HARDWARE, gpus_described
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
@@ -106,7 +106,7 @@ def add_arguments(parser: Parser) -> None:
     add("--yes", action="store_true", help="ask nothing: take the defaults for answers that are not given")
     add("--device", metavar="NAME", help="kind of GPU (default: that of this machine, or H100)")
     add("--nodes", type=int, metavar="N", help="machines (default: one per 8 GPUs)")
-    parser.set_defaults(memory=None, link=None, network=None, launch=None)
+    parser.set_defaults(**dict.fromkeys(HARDWARE))
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from trainer.plan.layouts import Hardware, Layout
     from trainer.plan.plan import Plan
 
+HARDWARE = ("memory", "link", "network", "launch")  # read by gpus_described; None where a command has no such option
+
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain plan --help`."""
@@ -68,7 +70,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         arguments.ranks = None
     if arguments.gpus is not None:
         return _list_layouts(arguments, console)
-    for name in ("nodes", "device", "memory", "link", "network", "launch"):
+    for name in ("nodes", "device", *HARDWARE):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} needs --gpus N, which lists layouts", fix=f"add --gpus, or leave --{name} out")
     config = load_config(arguments.config, arguments.overrides)
