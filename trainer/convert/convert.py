@@ -344,7 +344,7 @@ def _not_finite(source: Watched, model: ModelFolder) -> list[str]:
             nan, infinite = nan + int(piece.isnan().sum()), infinite + int(piece.isinf().sum())
         if nan == numel:
             raise DamageError(
-                f"{model.path} holds a tensor of NaN alone",
+                f"{model.path} holds a tensor that is all NaN",
                 found=f"{name}: all {numel:,} values are NaN",
                 fix="convert an intact model",
             )

@@ -92,8 +92,8 @@ def _tensors(file: Path) -> Mapping[str, StoredTensor]:
     if not isinstance(value, Mapping) or not all(
         isinstance(name, str) and isinstance(tensor, StoredTensor) for name, tensor in value.items()
     ):
-        found = unread(value) if not isinstance(value, Mapping) else "values that are no tensors"
-        raise UsageError(f"{file} holds something else than tensors by name", found=found, fix="download it again")
+        found = unread(value) if not isinstance(value, Mapping) else "values that are not tensors"
+        raise UsageError(f"{file} does not hold tensors by name", found=found, fix="download it again")
     return value
 
 
@@ -101,7 +101,7 @@ def _sizes(params: Mapping[str, Any], files: Sequence[Mapping[str, StoredTensor]
     """All sizes of the model; those of the vocabulary and of the MLP follow from tensors.
 
     Raises:
-        UsageError: settings that Llama 2 does not have, or values that are none.
+        UsageError: settings that Llama 2 does not have. DamageError: sizes that do not fit the files.
     """
     if others := [name for name in params if name not in (*_SIZES, *_OTHERS)]:
         raise UsageError(
