@@ -1,6 +1,7 @@
 """Runs of adapters beside the folders that they begin with: checkpoints, merged weights, and folders of peft.
 
-tests/golden/peft/losses.json has the losses of peft with the same model, first adapters, data and rule.
+tests/golden/peft/adapter.json has what peft makes of the same model and adapters; its losses are beside those of trl
+(tests/trainer/run/test_other_trainers.py).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from trainer.parallel.world import Placement, join_world
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 
-GOLDEN = Path(__file__).parents[2] / "golden/peft/losses.json"
-STEPS, RATE = 20, 1e-2
+GOLDEN = Path(__file__).parents[2] / "golden/peft/adapter.json"
+RATE = 1e-2
 LORA = LoRASection(rank=4, alpha=6.0)
 
 
@@ -73,14 +74,6 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {
         name: source.read(name, (tuple(0 for _ in info.shape), info.shape)) for name, info in source.tensors.items()
     }
-
-
-def test_losses_are_those_of_peft(made: Path) -> None:
-    golden = json.loads(GOLDEN.read_text())
-    engine = adapted(made / "base")
-    losses = [engine.step(microbatches(engine, step % 2), RATE).read().loss for step in range(STEPS)]
-    np.testing.assert_allclose(losses, golden["losses"], rtol=0, atol=1e-4)
-    assert losses[0] - losses[-1] > 0.05, "it learns"
 
 
 def test_an_adapter_folder_is_one_of_peft_and_is_read_back(made: Path, tmp_path: Path) -> None:
