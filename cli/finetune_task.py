@@ -35,9 +35,9 @@ class TaskData(NamedTuple):
     labels: tuple[str, ...]
 
     @property
-    def choices(self) -> int:
-        """Rows of a sample of which one is right; 0: rows have a class."""
-        return 0 if self.labels else NUM_CHOICES
+    def choices(self) -> int | None:
+        """Rows of a sample of which one is right; None: rows have a class."""
+        return None if self.labels else NUM_CHOICES
 
     def data_keys(self) -> dict[str, Any]:
         """[data] of the run."""

@@ -285,21 +285,24 @@ class Classify(FieldKind):
     """Labelled rows, each of one text or two; in native order only.
 
     Args:
-        choices: pairs of a row of which one is right, as the four of RACE; 0: a row has a class.
+        choices: pairs of a row of which one is right, at least 2, as the four of RACE; None: a row has a class.
     """
 
     name: ClassVar[str] = "classify"
-    choices: int = 0
+    choices: int | None = None
 
     def __post_init__(self) -> None:
-        check_integer("choices", self.choices, least=0, most=LONGEST)
+        if self.choices == 0:  # as earlier versions wrote None
+            object.__setattr__(self, "choices", None)
         if self.choices == 1:
-            raise UsageError("one choice leaves nothing to choose", found="choices=1", expected="0, or at least 2")
+            raise UsageError("one choice leaves nothing to choose", found="choices=1", expected="None, or at least 2")
+        if self.choices is not None:
+            check_integer("choices", self.choices, least=2, most=LONGEST)
 
     @property
     def identity(self) -> dict[str, Any]:
         """See `FieldKind`."""
-        fields: dict[str, Any] = {"version": CLASSIFY_VERSION, "choices": self.choices or None}
+        fields: dict[str, Any] = {"version": CLASSIFY_VERSION, "choices": self.choices}
         fields |= {"vocabulary": self.vocabulary.fingerprint if self.vocabulary else None}
         return {name: value for name, value in fields.items() if value is not None}
 

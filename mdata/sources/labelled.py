@@ -106,9 +106,9 @@ class LabelledFile:
     skipped: Counter[str] = field(default_factory=Counter)
 
     @property
-    def choices(self) -> int:
-        """Texts of a row of which one is right; 0: rows have classes."""
-        return 0 if self.labels else NUM_CHOICES
+    def choices(self) -> int | None:
+        """Texts of a row of which one is right; None: rows have classes."""
+        return None if self.labels else NUM_CHOICES
 
 
 def clean_text(text: str) -> str:

@@ -791,7 +791,7 @@ def _labelled(
     with tempfile.TemporaryDirectory() as scratch:
         prefix = Path(scratch) / "rows"
         write_labelled({prefix: [read]}, tokenizer, task=task, most_choice=most_choice)
-        kind = mdata.Classify(choices=0 if read.labels else NUM_CHOICES)
+        kind = mdata.Classify(choices=None if read.labels else NUM_CHOICES)
         dataset = mdata.open_dataset(f"{prefix}.json", sequence_length=length, kind=kind, split="whole")
         fields = dataset.read(range(len(dataset))).fields
     if fields["labels"].tolist() != [-1 if row.label is None else row.label for row in read.rows]:

@@ -504,7 +504,9 @@ class T5SamplesSection:
 class ClassifySamplesSection:
     """Labelled rows, for kind classify."""
 
-    choices: Count = 0  # rows of a sample, of which one is right; 0: a sample is a row with a class
+    choices: Annotated[int, Range(2)] | None = (
+        None  # rows of a sample, of which one is right; not set: a sample is a row with a class
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -551,7 +553,7 @@ class DataSection:
     @property
     def rows_per_sample(self) -> int:
         """Rows of tokens of a sample."""
-        return max(1, self.classify.choices) if self.classify is not None else 1
+        return (self.classify.choices or 1) if self.classify is not None else 1
 
     @property
     def documents_apart(self) -> bool:

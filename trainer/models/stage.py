@@ -125,7 +125,7 @@ class Microbatch:
         encoder: what the encoder reads; None: the model has one stack.
         step: a step of generation, whose tokens [1, N] are new ones of several rows; None: whole rows.
         choices: rows of a sample, next to each other, of which the head says which is right. The first has the label
-            and the loss of all in its first token, as each row has where it has a class. 0: rows are samples.
+            and the loss of all in its first token, as each row has where it has a class. None: rows are samples.
         losses: where stages put losses beside that of the labels, by the names that their family lists.
         counts: where stages put numbers that are summed over the step, such as the tokens of each expert, by the names
             that their family lists: those of this rank's part of the rows, the same on each tp rank.
@@ -150,7 +150,7 @@ class Microbatch:
     step_pairs: Tensor | None = None
     pairs: PairRows | None = None
     encoder: EncoderTokens | None = None
-    choices: int = 0
+    choices: int | None = None
     losses: dict[str, NamedLoss] | None = None
     counts: dict[str, Tensor] | None = None
     step: PagedStep | None = None

@@ -267,7 +267,7 @@ def to_device(
         UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
     """
     skipped = skipped if skipped is not None and skipped.any() else None
-    choices = 0
+    choices = None
     if isinstance(batch.rows, mdata.FieldRows) and isinstance(batch.rows.kind, mdata.Classify):
         choices = batch.rows.kind.choices
         microbatch = _labelled_rows(batch, batch.rows, device, vocab_size=vocab_size, multiple=multiple)
@@ -286,7 +286,7 @@ def to_device(
         if reference is not None:
             microbatch = _of_pairs(microbatch, _moved(reference, device), beta)
     if skipped is not None:
-        counts_B = _moved(np.repeat(np.float32(1) - skipped.astype(np.float32), max(1, choices)), device)
+        counts_B = _moved(np.repeat(np.float32(1) - skipped.astype(np.float32), choices or 1), device)
         microbatch = replace(microbatch, loss_mask_BS=microbatch.loss_mask_BS * counts_B[:, None])
     if numbered:
         samples = np.asarray(batch.samples, np.int64)
@@ -397,7 +397,7 @@ def _labelled_rows(
         types_BS=_moved(types, device),
         lengths_B=_moved(lengths, device),
         real=real_tokens(lengths, length, multiple, device) if multiple else None,
-        choices=step if step > 1 else 0,
+        choices=step if step > 1 else None,
     )
 
 

@@ -70,9 +70,9 @@ class Score(NamedTuple):
     loss: float | None
 
 
-def class_names(names: tuple[str, ...], choices: int) -> tuple[str, ...]:
+def class_names(names: tuple[str, ...], choices: int | None) -> tuple[str, ...]:
     """The names of classes; of choices A, B, C ..., as RACE names its answers."""
-    return names or tuple(chr(ord("A") + number) if number < 26 else str(number) for number in range(choices))
+    return names or tuple(chr(ord("A") + number) if number < 26 else str(number) for number in range(choices or 0))
 
 
 def classify(
@@ -106,10 +106,11 @@ def classify(
         mdata.write_labelled({prefix: [read]}, model.tokenizer, task=task, progress=progress)
         kind = mdata.Classify(choices=read.choices)
         dataset = mdata.open_dataset(f"{prefix}.json", sequence_length=length, kind=kind, split="whole")
-        logits = _logits(model, dataset, classes=len(names) or read.choices, batch_size=batch_size, progress=progress)
+        classes = class_names(names, read.choices)
+        logits = _logits(model, dataset, classes=len(classes), batch_size=batch_size, progress=progress)
     numbers = [None if row.label is None else _number(row.label, read, names) for row in read.rows]
     rows = [mdata.RowName(row.uid, number) for row, number in zip(read.rows, numbers, strict=True)]
-    predicted = Predicted(rows, logits, class_names(names, read.choices))
+    predicted = Predicted(rows, logits, classes)
     score = predicted.score()
     facts = {
         "task": task,
@@ -189,5 +190,5 @@ def _microbatch(fields: Mapping[str, np.ndarray], device: torch.device) -> Micro
         loss_mask_BS=nothing,
         types_BS=types_BS,
         lengths_B=torch.from_numpy(lengths.astype(np.int32)).to(device),
-        choices=fields["text"].shape[1] if fields["text"].ndim == 3 else 0,
+        choices=fields["text"].shape[1] if fields["text"].ndim == 3 else None,
     )

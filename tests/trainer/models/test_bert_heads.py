@@ -63,7 +63,7 @@ def _microbatches(engine, step, multiple=0):
         "padding_mask": real,
     }
     fields["loss_mask"] = (fields["labels"] >= 0).astype(np.int64)
-    kind = mdata.Classify(choices=choices if choices > 1 else 0)
+    kind = mdata.Classify(choices=choices if choices > 1 else None)
     plan, dp = engine.plan, engine.dp
     rows = np.arange(ROWS).reshape(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
     batches = [Batch(x + step * ROWS, mdata.FieldRows({k: v[x] for k, v in fields.items()}, kind)) for x in rows]
@@ -238,7 +238,7 @@ def test_a_head_that_the_first_weights_lack_is_drawn(tmp_path):
     [
         ({"task": "classify"}, {}, "name at least 2 classes"),
         ({"task": "masked", "labels": ()}, {}, 'does not fit model.bert.task="masked"'),
-        ({"task": "choice", "labels": ()}, {}, "data.classify.choices=0"),
+        ({"task": "choice", "labels": ()}, {}, "data.classify.choices is not set"),
         ({"task": "choice", "labels": LABELS}, {"classify": ClassifySamplesSection(choices=4)}, "leave them out"),
         ({"labels": ("a", "a")}, {}, "has a name twice"),
         ({"token_types": 1}, {}, "token_types=2"),

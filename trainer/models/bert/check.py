@@ -69,8 +69,9 @@ def _task_problems(config: RunConfig, section: BertSection) -> Iterator[str]:
         tasks, other = ('"classify" or "choice"', "bert") if kind == "classify" else ('"masked"', "classify")
         yield f'data.kind="{kind}" does not fit model.bert.task="{task}"; set {tasks}, or data.kind="{other}"'
     elif task != "masked" and (task == "choice") != (choices > 1) and config.data.blend != MOCK:
-        needs = "at least 2" if task == "choice" else "0"
-        yield f'data.classify.choices={choices if choices > 1 else 0} with model.bert.task="{task}"; set it to {needs}'
+        state = f"data.classify.choices={choices}" if choices > 1 else "data.classify.choices is not set"
+        fix = "set it to at least 2" if task == "choice" else "leave it out"
+        yield f'{state}, with model.bert.task="{task}"; {fix}'
     if task == "classify" and len(section.labels) < 2:
         yield f'model.bert.labels={list(section.labels)} with model.bert.task="classify"; name at least 2 classes'
     if task != "classify" and section.labels:

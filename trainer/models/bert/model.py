@@ -149,7 +149,7 @@ class Bert(GPT):
         logits_RC = self._class_logits(y_ND, batch)
         if self.loss_function is not None:
             return summed(self.loss_function(logits_RC, batch), batch)
-        rows = max(1, batch.choices)
+        rows = batch.choices or 1
         labels_R, weight_R = (values_BS[::rows, 0] for values_BS in (batch.labels_BS, batch.loss_mask_BS))
         losses_R = F.cross_entropy(logits_RC, labels_R, reduction="none") * weight_R
         losses_N = torch.zeros(batch.tokens_BS.numel(), dtype=losses_R.dtype, device=losses_R.device)
