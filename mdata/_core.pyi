@@ -5,7 +5,7 @@ is pure and releases the GIL while it works on arrays. Users call the shells: `m
 `mdata.indexed`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -704,7 +704,7 @@ class RunMerger:
         OSError: a file cannot be read. ValueError: a file ends too early, or is not sorted; also in the calls below.
     """
 
-    def __init__(self, slices: list[tuple[int, int, int, int]], words: int, buffer_bytes: int) -> None: ...
+    def __init__(self, slices: Sequence[tuple[int, int, int, int]], words: int, buffer_bytes: int) -> None: ...
     def records(self, limit: int) -> NDArray[np.uint64]:
         """[n, words]: the next records, at most `limit`; none at the end."""
 

@@ -260,13 +260,39 @@ class TextJobResult:
 
 
 @dataclass(frozen=True)
+class _RemovedLines:
+    """The lines of removed rows as arrays, which leave a worker without being copied.
+
+    Args:
+        content: uint8, the lines one after the other, each without its beginning.
+        ends, rows: int64[lines], where each ends in `content`, and its row from 1.
+    """
+
+    content: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+    @classmethod
+    def packed(cls, lines: list[bytes], rows: list[int]) -> _RemovedLines:
+        """Of lines and their rows."""
+        ends = np.cumsum([len(line) for line in lines], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(lines), np.uint8), ends, np.array(rows, np.int64))
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """Each row and its line."""
+        content, begin = self.content.tobytes(), 0
+        for row, end in zip(self.rows.tolist(), self.ends.tolist(), strict=True):
+            yield row, content[begin:end]
+            begin = end
+
+
+@dataclass(frozen=True)
 class _Edited:
     """The result of a chunk.
 
     Args:
         rows: of the chunk. digest: its hash. gone: bool[rows], the removed ones.
-        output: uint8, bytes for the output file. removed: uint8, lines without their beginnings, and
-        removed_ends, removed_rows: where each ends, and its row from 1.
+        output: uint8, bytes for the output file. removed: the lines of removed rows, if they are asked for.
         bad_rows: in order. filtered, changed: rows. counts: of the work, and of reasons.
     """
 
@@ -274,9 +300,7 @@ class _Edited:
     digest: bytes
     gone: npt.NDArray[np.bool_]
     output: npt.NDArray[np.uint8]
-    removed: npt.NDArray[np.uint8]
-    removed_ends: npt.NDArray[np.int64]
-    removed_rows: npt.NDArray[np.int64]
+    removed: _RemovedLines
     bad_rows: tuple[BadRow, ...]
     filtered: int
     changed: int
@@ -337,7 +361,8 @@ class _OnChunks:
             batch.rows,
             chunk_digest(data),
             gone,
-            *self._packed(output, removed, removed_rows),
+            self._content(output),
+            _RemovedLines.packed(removed, removed_rows),
             tuple(batch.bad_rows),
             batch.rows - len(rows) - len(batch.bad_rows),
             changed,
@@ -345,17 +370,10 @@ class _OnChunks:
             counts,
         )
 
-    def _packed(
-        self, output: list[bytes], removed: list[bytes], removed_rows: list[int]
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The lines of a result as `_Edited` has them: output, removed, removed_ends and removed_rows."""
+    def _content(self, output: list[bytes]) -> npt.NDArray[np.uint8]:
+        """The lines for the output file, compressed."""
         content = b"\n".join((*output, b"")) if output else b""
-        return (
-            np.frombuffer(_compressed(content, self.options.compression), np.uint8),
-            np.frombuffer(b"".join(removed), np.uint8),
-            np.cumsum([len(line) for line in removed], dtype=np.int64),
-            np.array(removed_rows, np.int64),
-        )
+        return np.frombuffer(_compressed(content, self.options.compression), np.uint8)
 
     def _edited_records(self, chunk: Chunk, data: bytes, work: RecordWork) -> _Edited:
         records = work.edit_records(chunk, data, self.spec)
@@ -373,7 +391,8 @@ class _OnChunks:
             records.rows,
             chunk_digest(data),
             gone,
-            *self._packed(output, removed, removed_rows),
+            self._content(output),
+            _RemovedLines.packed(removed, removed_rows),
             tuple(records.bad_rows),
             records.rows - len(records.edits) - len(records.bad_rows),
             len(records.edits) - reasons.total(),
@@ -774,11 +793,10 @@ class _Writer:
         state.counts.update(edited.counts)
 
     def _removed_lines(self, edited: _Edited) -> Iterator[bytes]:
-        file, content, begin = self.state.files[-1], edited.removed.tobytes(), 0
-        for row, end in zip(edited.removed_rows.tolist(), edited.removed_ends.tolist(), strict=True):
+        file = self.state.files[-1]
+        for row, line in edited.removed:
             place = orjson.dumps({"file": file.path, "row": file.rows + row})
-            yield place[:-1] + b"," + content[begin:end]
-            begin = end
+            yield place[:-1] + b"," + line
 
     def _checkpoint(self) -> None:
         state = self.state

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,19 @@ BUFFERS_BYTES = 32 << 20  # of a merge
 SORTED_RECORDS = 1 << 21  # sorted in memory at a time
 
 Records = npt.NDArray[np.uint64]
+
+
+class _Slice(NamedTuple):
+    """Records of an open file, as `_core` takes them.
+
+    Args:
+        file: a descriptor. offset: the byte of the first record. records: how many. added: to their numbers.
+    """
+
+    file: int
+    offset: int
+    records: int
+    added: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ def _damage(run: Run, words: int) -> str | None:
         size, end = os.fstat(file).st_size, run.offset + 8 * words * run.count
         if size < end:
             return f"{size} bytes instead of {end} or more"
-        merger = _core.RunMerger([(file, run.offset, run.count, 0)], words, 1 << 20)
+        merger = _core.RunMerger([_Slice(file, run.offset, run.count, 0)], words, 1 << 20)
         try:
             while len(merger.records(SORTED_RECORDS // 8)):
                 pass
@@ -107,16 +121,17 @@ def merged(runs: Sequence[Run], words: int, *, scratch: Path, low: int = 0, high
         files = {path: stack.enter_context(_opened(path)) for path in {run.path for run in runs}}
         with damage_named(runs, words):
             slices = [_slice(files[run.path], run, words, low=low, high=high) for run in runs]
-            slices = [part for part in slices if part[2]]
+            slices = [part for part in slices if part.records]
             merger = _core.RunMerger(slices, words, min(BUFFERS_BYTES // max(1, len(slices)), 1 << 20))
         yield Merger(merger, runs, words)
 
 
-def _slice(file: int, run: Run, words: int, *, low: int, high: int) -> tuple[int, int, int, int]:
-    words_of_run = (file, run.offset, run.count, run.added)
-    first = _core.count_below(words_of_run, words, low) if low else 0
-    last = _core.count_below(words_of_run, words, high) if high < 1 << 64 else run.count
-    return file, run.offset + 8 * words * first, last - first, run.added
+def _slice(file: int, run: Run, words: int, *, low: int, high: int) -> _Slice:
+    """The records of a run whose first word is in [low, high)."""
+    whole = _Slice(file, run.offset, run.count, run.added)
+    first = _core.count_below(whole, words, low) if low else 0
+    last = _core.count_below(whole, words, high) if high < 1 << 64 else run.count
+    return whole._replace(offset=run.offset + 8 * words * first, records=last - first)
 
 
 def write_merged(runs: Sequence[Run], words: int, path: Path, *, low: int = 0, high: int = 1 << 64) -> Run:
