@@ -144,7 +144,7 @@ def stepper(
 
         def told(output: Any) -> tuple[Tensor, dict[str, Tensor]]:
             mean = mean_loss(output)
-            return mean, {"loss": mean.detach()}
+            return mean, {"loss": mean.detach().clone()}  # megatron-core divides the mean in place
 
         return output, told
 
