@@ -90,7 +90,8 @@ GPT: dict[str, Any] = {
 BERT = GPT | {"family": "bert", "bert": BertSection(norm="pre", binary_head=True), "activation": "gelu_erf"}
 T5 = GPT | {
     "family": "t5",
-    "t5": T5Section(encoder_layers=4, relative_buckets=32, relative_distance=128),
+    "num_layers": 4,  # both stacks are compiled, for each size
+    "t5": T5Section(encoder_layers=2, relative_buckets=32, relative_distance=128),
     "position": "relative",
     "norm": "rmsnorm",
     "activation": "relu",
@@ -195,14 +196,22 @@ def random_rows(engine: Engine, step: int) -> list[Microbatch]:
 
 
 def _padded_rows(engine: Engine, step: int, *, decoder: int) -> list[Microbatch]:
-    """The same of BERT or T5, whose rows have other lengths in each step; the last ones are full."""
+    """The same of BERT or T5, whose rows have other lengths in each step; the last ones are full.
+
+    Of T5, where each pair of sizes of the two stacks is recorded, they add up to one of two numbers.
+    """
     generator, rows = np.random.default_rng(step), engine.plan.micro_batch
     shape = Shape("", rows, "", length=LENGTH, decoder=decoder)
     how = {"shape": shape, "vocabulary": engine.plan.vocab_size, "device": engine.world.device, "few_sizes": True}
     batches = []
     for i in range(engine.plan.num_microbatches):
         is_full = i + 1 == engine.plan.num_microbatches
-        lengths = np.full(rows, LENGTH) if is_full else generator.integers(LENGTH // 16, LENGTH + 1, rows)
+        if is_full:
+            lengths = np.full(rows, LENGTH)
+        elif decoder:
+            lengths = generator.permutation(np.linspace(LENGTH // 16, LENGTH, rows, dtype=int)) // (1 + i % 2)
+        else:
+            lengths = generator.integers(LENGTH // 16, LENGTH + 1, rows)
         samples_B = torch.arange(rows, device=engine.world.device) + step * GLOBAL_BATCH + i * rows
         batches.append(dataclasses.replace(padded_rows(generator, lengths, **how), samples_B=samples_B))
     return batches
