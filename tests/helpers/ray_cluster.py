@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,17 +35,23 @@ def missing() -> str | None:
 
 @contextmanager
 def ray_cluster(*, nodes: int, cpus: int) -> Iterator[str]:
-    """Run a cluster during the block; yields its address."""
+    """Run a cluster during the block; yields its address.
+
+    If it does not start, or the block fails, what its processes wrote to stderr is printed.
+    """
     words = [sys.executable, "-c", SCRIPT, str(nodes), str(cpus)]
-    process = subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert process.stdout is not None and process.stdin is not None, "both were asked for"
-    try:
-        address = next((line.split()[1] for line in process.stdout if line.startswith("at ")), None)
-        assert address, "the cluster does not start"
-        yield address
-    finally:
-        process.stdin.close()
-        process.wait(60)
-        process.stdout.close()
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdout is not None and process.stdin is not None, "both were asked for"
+        try:
+            address = next((line.split()[1] for line in process.stdout if line.startswith("at ")), None)
+            assert address, "the cluster does not start"
+            yield address
+        except BaseException:
+            errors.seek(0)
+            sys.stderr.write(errors.read())
+            raise
+        finally:
+            process.stdin.close()
+            process.wait(60)
+            process.stdout.close()
