@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tests.helpers.ranks import RankContext, RankError, RankHang, run_ranks
 from tests.oracles import families_moe, families_t5
-from tests.oracles.frame import MALFORMED, Case, Program, unknown, unreadable
+from tests.oracles.frame import MALFORMED, Case, Program, unknown, unlike, unreadable
 from tests.trainer.engines import assemble, layouts, reduced
 from tests.trainer.models import megatron
 from trainer.config.sections import (
@@ -38,10 +38,8 @@ from trainer.config.sections import (
     MLASection,
     ModelSection,
     MTPSection,
-    OptimizerSection,
     RunConfig,
     RunSection,
-    TrainSection,
 )
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_names import StateDictLayout, megatron_links
@@ -146,20 +144,20 @@ def _bert_outputs(reference: Reference, batch: Microbatch) -> str:
     real = torch.arange(batch.tokens_BS.shape[1]) < batch.lengths_B[:, None]  # type: ignore[index]
     logits = out["logits"] if "logits" in out else out["lm_logits"]
     with torch.no_grad():
-        if bad := _far(model.whole_logits(batch)[real], logits[real], LOGITS):
+        if bad := unlike(model.whole_logits(batch)[real], logits[real], LOGITS):
             return f"logits: {bad}"
-        if "binary_logits" in out and (bad := _far(model.pair_logits(batch), out["binary_logits"], LOGITS)):
+        if "binary_logits" in out and (bad := unlike(model.pair_logits(batch), out["binary_logits"], LOGITS)):
             return f"logits of pairs: {bad}"
         named: dict[str, Any] = {}
         loss, losses_N = model((), replace(batch, losses=named))
     counted = out["per_token_loss"] * batch.loss_mask_BS
-    if bad := _far(losses_N.view(counted.shape), counted, LOGITS):
+    if bad := unlike(losses_N.view(counted.shape), counted, LOGITS):
         return f"losses of tokens: {bad}"
     if "losses" in reference.info:
         said = reference.info["losses"]
-        if bad := _far(loss / batch.loss_mask_BS.sum(), torch.tensor(said["lm_loss"]).double(), LOSS):
+        if bad := unlike(loss / batch.loss_mask_BS.sum(), torch.tensor(said["lm_loss"]).double(), LOSS):
             return f"lm_loss: {bad}"
-        if "sop_loss" in said and (bad := _far(named["sop"].sum / 3, torch.tensor(said["sop_loss"]), LOSS)):
+        if "sop_loss" in said and (bad := unlike(named["sop"].sum / 3, torch.tensor(said["sop_loss"]), LOSS)):
             return f"sop_loss: {bad}"
     return ""
 
@@ -249,14 +247,14 @@ def _decoder_outputs(reference: Reference) -> str:
         for bias in model.buffers():
             bias.zero_()
         first = rows_of(batch, slice(0, 2))
-        if bad := _far(model.whole_logits(first), out["logits_microbatch0"], LOGITS):
+        if bad := unlike(model.whole_logits(first), out["logits_microbatch0"], LOGITS):
             return f"logits: {bad}"
         for depth, logits_BSV in enumerate(_later_logits(model, first)):
-            if bad := _far(logits_BSV, out[f"mtp_logits_microbatch0_{depth}"], LOGITS):
+            if bad := unlike(logits_BSV, out[f"mtp_logits_microbatch0_{depth}"], LOGITS):
                 return f"logits of depth {depth + 1}: {bad}"
         _, losses_N = model((), batch)
     counted = out["per_token_loss"] * batch.loss_mask_BS
-    return f"losses of tokens: {bad}" if (bad := _far(losses_N.view(counted.shape), counted, LOGITS)) else ""
+    return f"losses of tokens: {bad}" if (bad := unlike(losses_N.view(counted.shape), counted, LOGITS)) else ""
 
 
 def _later_logits(model: Any, batch: Microbatch) -> Iterator[Tensor]:
@@ -321,11 +319,11 @@ def _mamba_outputs(reference: Reference) -> str:
     model, out = _model(reference, _mamba_config), reference.part("out/")
     batch = _decoder_batch(reference, 0)
     with torch.no_grad():
-        if bad := _far(model.whole_logits(rows_of(batch, slice(0, 2))), out["logits_microbatch0"], LOGITS):
+        if bad := unlike(model.whole_logits(rows_of(batch, slice(0, 2))), out["logits_microbatch0"], LOGITS):
             return f"logits: {bad}"
         _, losses_N = model((), batch)
     counted = out["per_token_loss"] * batch.loss_mask_BS
-    return f"losses of tokens: {bad}" if (bad := _far(losses_N.view(counted.shape), counted, LOGITS)) else ""
+    return f"losses of tokens: {bad}" if (bad := unlike(losses_N.view(counted.shape), counted, LOGITS)) else ""
 
 
 def _mixer_alone(reference: Reference) -> str:
@@ -335,14 +333,14 @@ def _mixer_alone(reference: Reference) -> str:
     u_BSD, wanted = told["u"].double().requires_grad_(), told["y"]
     y_ND = mixer(u_BSD.flatten(0, 1), Sequences(*u_BSD.shape[:2], None))
     y_ND.backward(told["dy"].double().flatten(0, 1))
-    if bad := _far(y_ND.detach().view(wanted.shape).float(), wanted, LOGITS / 10):
+    if bad := unlike(y_ND.detach().view(wanted.shape).float(), wanted, LOGITS / 10):
         return f"y: {bad}"
     found = {f"grad.{name}": parameter.grad for name, parameter in mixer.named_parameters()} | {"grad.u": u_BSD.grad}
     asked = {name: x for name, x in told.items() if name.startswith("grad.")}
     if found.keys() != asked.keys():
         return f"gradients of other tensors: {sorted(found.keys() ^ asked.keys())}"
     limits = ((name, LOGITS / 10 * max(1.0, float(x.abs().max()))) for name, x in asked.items())
-    differences = ((name, _far(found[name].float(), asked[name], limit)) for name, limit in limits)
+    differences = ((name, unlike(found[name].float(), asked[name], limit)) for name, limit in limits)
     return next((f"{name}: {bad}" for name, bad in differences if bad), "")
 
 
@@ -395,26 +393,8 @@ def _config(reference: Reference, *, average: str, micro_batch: int, mesh: Mappi
         ),
         data=DataSection(blend="unused"),
         mesh=MeshSection(**mesh),
-        train=TrainSection(
-            sequence_length=length,
-            global_batch=train["global_batch"],
-            micro_batch=micro_batch,
-            steps=train["steps"],
-            loss_average=average,
-        ),
-        optimizer=OptimizerSection(
-            lr=train["lr"],
-            min_lr=train["min_lr"],
-            init_lr=train["init_lr"],
-            warmup_steps=train["warmup_iters"],
-            warmup_count="before",
-            decay_steps=train["decay_iters"],
-            weight_decay=train["weight_decay"],
-            beta1=train["betas"][0],
-            beta2=train["betas"][1],
-            epsilon=train["eps"],
-            clip_norm=train["clip_grad"],
-        ),
+        train=megatron.train_section(train, sequence_length=length, micro_batch=micro_batch, loss_average=average),
+        optimizer=megatron.optimizer_section(train),
     )
 
 
@@ -528,10 +508,10 @@ def _unlike_gradients(reference: Reference, found: Mapping[str, Tensor]) -> str:
         if "probe" in told and abs(probe - told["probe"]) > limit:
             return f"{name}: probe {probe} instead of {told['probe']}"
         first = torch.tensor(told["first4"], dtype=torch.float64)
-        if bad := _far(flat[: len(first)], first, limit):
+        if bad := unlike(flat[: len(first)], first, limit):
             return f"{name}: first values: {bad}"
     for name, whole in (reference.part("grad_micro4/") | reference.part("grad/")).items():
-        if bad := _far(found[name], whole, WHOLE_GRADIENT):
+        if bad := unlike(found[name], whole, WHOLE_GRADIENT):
             return f"{name}: {bad}"
     return ""
 
@@ -596,10 +576,10 @@ def _gpt(reference: Reference) -> str:
     tokens, labels, mask = batch["tokens"], batch["labels"], batch["loss_mask"]
     with torch.no_grad():
         logits = model.logits(tokens)[..., : shape.vocab_size]
-    if bad := _far(logits, out["logits"], LOGITS):
+    if bad := unlike(logits, out["logits"], LOGITS):
         return f"logits: {bad}"
     loss, losses_N = model((), Microbatch(tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask))
-    if bad := _far(losses_N.view(mask.shape), out["per_token_loss"] * mask, LOGITS):
+    if bad := unlike(losses_N.view(mask.shape), out["per_token_loss"] * mask, LOGITS):
         return f"losses of tokens: {bad}"
     (loss / mask.sum()).backward()
     return unlike_norm(model, reference)
@@ -656,13 +636,6 @@ def _cases(path: Path, *, variant: bool) -> Iterator[Case]:
         yield from list(comparers[kind](Reference(path)))
     except (*MALFORMED, SafetensorError) as error:
         yield Case(kind, path.stem, functools.partial(unreadable, repr(error)))
-
-
-def _far(found: Tensor, wanted: Tensor, tolerance: float) -> str:
-    if found.shape != wanted.shape:
-        return f"shape {list(found.shape)} instead of {list(wanted.shape)}"
-    most = float((found - wanted).abs().max()) if found.numel() else 0.0
-    return "" if most <= tolerance else f"differs by {most:.3g}"
 
 
 PROGRAM = Program("families", str(__doc__), KINDS, cases_of, fails=(RankError, RankHang))

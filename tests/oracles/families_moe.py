@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tests.helpers.ranks import RankContext, run_ranks
 from tests.oracles import families
+from tests.oracles.frame import unlike
 from tests.trainer.engines import assemble, logical, reduced
 from tests.trainer.models import megatron
 from trainer.config.sections import ModelSection, MoESection, RunConfig
@@ -71,10 +72,10 @@ def variant(reference: Any) -> str:
     batch = Microbatch(tokens_BS=data["tokens"], labels_BS=labels, loss_mask_BS=mask, losses={}, counts={})
     with torch.no_grad():
         logits = model.logits(data["tokens"])[..., : model.shape.vocab_size]
-    if bad := families._far(logits, out["logits"], families.LOGITS):
+    if bad := unlike(logits, out["logits"], families.LOGITS):
         return f"logits: {bad}"
     loss, losses_N = model((), batch)
-    if bad := families._far(losses_N.view(mask.shape), out["per_token_loss"] * mask, families.LOGITS):
+    if bad := unlike(losses_N.view(mask.shape), out["per_token_loss"] * mask, families.LOGITS):
         return f"losses of tokens: {bad}"
     means = {name: beside.sum / beside.weight for name, beside in (batch.losses or {}).items()}
     told = reference.info["losses"]["moe_aux"]
@@ -161,7 +162,7 @@ def outputs(reference: Any) -> str:
     hooks = [router.register_forward_hook(lambda _, __, result: seen.append(result)) for router in routers]
     first = families.rows_of(batch, slice(0, 2))
     with torch.no_grad():
-        if bad := families._far(
+        if bad := unlike(
             model.logits(first.tokens_BS)[..., : model.shape.vocab_size], out["logits_microbatch0"], families.LOGITS
         ):
             return f"logits: {bad}"
@@ -171,7 +172,7 @@ def outputs(reference: Any) -> str:
             part = slice(2 * number, 2 * number + 2)
             _, losses_N = model((), families.rows_of(batch, part))
             counted = out["per_token_loss"][part] * batch.loss_mask_BS[part]
-            if bad := families._far(losses_N.view(counted.shape), counted, families.LOGITS):
+            if bad := unlike(losses_N.view(counted.shape), counted, families.LOGITS):
                 return f"losses of tokens: {bad}"
     for number, (routing, map_NE, probability_NE) in enumerate(zip(seen, maps, probabilities, strict=True)):
         experts = map_NE.shape[1]
@@ -179,7 +180,7 @@ def outputs(reference: Any) -> str:
         chosen_NE = torch.zeros_like(ours_NE).scatter_(1, routing.expert_NK.clamp(max=experts - 1), 1.0) > 0
         if not torch.equal((chosen_NE & (ours_NE > 0)), map_NE & (probability_NE > 0)):
             return f"routing of layer {number} with experts: other experts"
-        if bad := families._far(ours_NE, probability_NE, families.LOGITS):
+        if bad := unlike(ours_NE, probability_NE, families.LOGITS):
             return f"routing of layer {number} with experts: weights: {bad}"
     return ""
 
@@ -241,11 +242,7 @@ def gradients(reference: Any) -> str:
         return bad
     whole = reference.part("grad/")
     return next(
-        (
-            f"{name}: {bad}"
-            for name, x in whole.items()
-            if (bad := families._far(found[name], x, families.WHOLE_GRADIENT))
-        ),
+        (f"{name}: {bad}" for name, x in whole.items() if (bad := unlike(found[name], x, families.WHOLE_GRADIENT))),
         "",
     )
 
@@ -298,6 +295,6 @@ def _unlike_step(told: Mapping[str, Any], of_ranks: list[dict[str, Any]]) -> str
     if "expert_bias_after" in told:
         biases = assemble([part for one in of_ranks for part in one["bias"]])
         for (name, bias), wanted in zip(sorted(biases.items()), told["expert_bias_after"], strict=True):
-            if bad := families._far(torch.from_numpy(bias), torch.tensor(wanted), BIAS):
+            if bad := unlike(torch.from_numpy(bias), torch.tensor(wanted), BIAS):
                 return f"{name}: {bad}"
     return ""

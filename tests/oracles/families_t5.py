@@ -16,18 +16,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers.ranks import RankContext, run_ranks
+from tests.oracles.frame import unlike
 from tests.trainer.engines import assemble, layouts, reduced
 from tests.trainer.models import megatron
 from trainer.config.sections import (
     DataSection,
     MeshSection,
     ModelSection,
-    OptimizerSection,
     RunConfig,
     RunSection,
     T5SamplesSection,
     T5Section,
-    TrainSection,
 )
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_names import StateDictLayout, megatron_links
@@ -101,26 +100,10 @@ def _config(info: Mapping[str, Any], *, average: str, micro_batch: int, mesh: Ma
         ),
         data=DataSection(blend="unused", kind="t5", t5=T5SamplesSection(decoder_length=model.get("seq_dec", 20))),
         mesh=MeshSection(**mesh),
-        train=TrainSection(
-            sequence_length=model.get("seq", 36),
-            global_batch=train["global_batch"],
-            micro_batch=micro_batch,
-            steps=train["steps"],
-            loss_average=average,
+        train=megatron.train_section(
+            train, sequence_length=model.get("seq", 36), micro_batch=micro_batch, loss_average=average
         ),
-        optimizer=OptimizerSection(
-            lr=train["lr"],
-            min_lr=train["min_lr"],
-            init_lr=train["init_lr"],
-            warmup_steps=train["warmup_iters"],
-            warmup_count="before",
-            decay_steps=train["decay_iters"],
-            weight_decay=train["weight_decay"],
-            beta1=train["betas"][0],
-            beta2=train["betas"][1],
-            epsilon=train["eps"],
-            clip_norm=train["clip_grad"],
-        ),
+        optimizer=megatron.optimizer_section(train),
     )
 
 
@@ -165,11 +148,11 @@ def _outputs(path: Path) -> str:
     assert batch.lengths_B is not None
     real = torch.arange(batch.tokens_BS.shape[1]) < batch.lengths_B[:, None]
     with torch.no_grad():
-        if bad := _far(model.whole_logits(batch)[real], out["logits"][real], LOGITS):
+        if bad := unlike(model.whole_logits(batch)[real], out["logits"][real], LOGITS):
             return f"logits: {bad}"
         _, losses_N = model((), batch)
     counted = out["per_token_loss"] * batch.loss_mask_BS
-    return _far(losses_N.view(counted.shape), counted, LOGITS)
+    return unlike(losses_N.view(counted.shape), counted, LOGITS)
 
 
 def _model(info: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
@@ -228,10 +211,10 @@ def _gradients(path: Path) -> str:
         for what, number in (("norm", float(flat.norm())), ("probe", probe)):
             if abs(number - told.get(what, number)) > limit:
                 return f"{name}: {what} {number} instead of {told[what]}"
-        if bad := _far(flat[: len(told["first4"])], torch.tensor(told["first4"]).double(), limit):
+        if bad := unlike(flat[: len(told["first4"])], torch.tensor(told["first4"]).double(), limit):
             return f"{name}: first values: {bad}"
     whole = _part(tensors, "grad_micro4/")
-    return next((f"{name}: {bad}" for name, x in whole.items() if (bad := _far(found[name], x, WHOLE_GRADIENT))), "")
+    return next((f"{name}: {bad}" for name, x in whole.items() if (bad := unlike(found[name], x, WHOLE_GRADIENT))), "")
 
 
 def _rank_steps(context: RankContext, path: Path, config: RunConfig) -> list[tuple[float, float]]:
@@ -261,10 +244,3 @@ def _steps(path: Path, log: str, mode: tuple[str, int], layout: str) -> str:
         if abs(norm / told["grad_norm"] - 1) > NORM:
             return f"step {told['step']}: norm {norm} instead of {told['grad_norm']}"
     return ""
-
-
-def _far(found: Tensor, wanted: Tensor, tolerance: float) -> str:
-    if found.shape != wanted.shape:
-        return f"shape {list(found.shape)} instead of {list(wanted.shape)}"
-    most = float((found - wanted).abs().max()) if found.numel() else 0.0
-    return "" if most <= tolerance else f"differs by {most:.3g}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from mdata import MdataError
 
@@ -41,6 +42,14 @@ def unknown(kind: str) -> str:
 def unreadable(error: str) -> str:
     """The difference of a case that cannot be read."""
     return f"cannot be read: {error[:300]}"
+
+
+def unlike(found: Tensor, wanted: Tensor, tolerance: float) -> str:
+    """How a tensor differs from the oracle's; "": in no element by more than the tolerance."""
+    if found.shape != wanted.shape:
+        return f"shape {list(found.shape)} instead of {list(wanted.shape)}"
+    most = float((found - wanted).abs().max()) if found.numel() else 0.0
+    return "" if most <= tolerance else f"differs by {most:.3g}"
 
 
 class Program(NamedTuple):

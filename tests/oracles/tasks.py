@@ -36,7 +36,7 @@ from mdata.sources.labelled import LABELS, NUM_CHOICES, LabelledFile, clean_text
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.ranks import RankContext, run_ranks
-from tests.oracles.frame import MALFORMED, Case, Program, unknown, unreadable
+from tests.oracles.frame import MALFORMED, Case, Program, unknown, unlike, unreadable
 from tests.trainer.engines import assemble, layouts, reduced
 from trainer.config.sections import ClassifySamplesSection
 from trainer.convert.convert import open_model
@@ -884,7 +884,7 @@ def _head(folder: Folder, case: Mapping[str, Any]) -> str:
 
 def _head_rank(context: RankContext, model: Path, file: Mapping[str, torch.Tensor], chooses: bool) -> Any:
     ids, types, real, labels = (file[f"batch/{name}"] for name in ("ids", "types", "padding_mask", "labels"))
-    opened, choices = open_model(model), ids.shape[1] if chooses else 0
+    opened, choices = open_model(model), ids.shape[1] if chooses else None
     data = replace(opened.config.data, blend="rows.json", classify=ClassifySamplesSection(choices=choices))
     train = replace(opened.config.train, sequence_length=ids.shape[-1], micro_batch=len(ids), global_batch=len(ids))
     config = replace(
@@ -994,12 +994,10 @@ def cases_of(root: Path) -> Iterator[Case]:
 
 
 def _far(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> str:
-    if found.shape != wanted.shape:
-        return f"shape {list(found.shape)} instead of {list(wanted.shape)}"
+    """As `unlike`; infinities in the same places are equal."""
     if found.isinf().any() and torch.equal(found.isinf(), wanted.isinf()):
         found, wanted = found[~found.isinf()], wanted[~wanted.isinf()]
-    most = float((found - wanted).abs().max()) if found.numel() else 0.0
-    return "" if most <= tolerance else f"differs by {most:.3g}"
+    return unlike(found, wanted, tolerance)
 
 
 def _unlike(mine: Sequence[float | None], theirs: Sequence[float | None]) -> str:

@@ -23,7 +23,8 @@ def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
 
 def test_quick_kinds_are_equal(oracles: Path) -> None:
     equal, lines, reasons = run(oracles / "oracle/tasks", *QUICK)
-    assert equal and not reasons and lines[-1].endswith("cases equal") and len(lines) == len(QUICK) + 1
+    assert equal, "\n".join((*lines, *reasons))
+    assert not reasons and lines[-1].endswith("cases equal") and len(lines) == len(QUICK) + 1
 
 
 @pytest.mark.soak

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.config.sections import OptimizerSection, TrainSection
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.shapes import RopeShape
 from trainer.models.arithmetic import round_up
@@ -152,3 +154,33 @@ def fill(model: GPT, weights: dict[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
         found = ours(name, weights, model.shape)
         parameter.zero_()[: len(found)].copy_(found)
+
+
+def train_section(
+    train: Mapping[str, Any], *, sequence_length: int, micro_batch: int, loss_average: Any
+) -> TrainSection:
+    """[train] of a case that Megatron trained, from its options."""
+    return TrainSection(
+        sequence_length=sequence_length,
+        global_batch=train["global_batch"],
+        micro_batch=micro_batch,
+        steps=train["steps"],
+        loss_average=loss_average,
+    )
+
+
+def optimizer_section(train: Mapping[str, Any]) -> OptimizerSection:
+    """[optimizer] of such a case."""
+    return OptimizerSection(
+        lr=train["lr"],
+        min_lr=train["min_lr"],
+        init_lr=train["init_lr"],
+        warmup_steps=train["warmup_iters"],
+        warmup_count="before",
+        decay_steps=train["decay_iters"],
+        weight_decay=train["weight_decay"],
+        beta1=train["betas"][0],
+        beta2=train["betas"][1],
+        epsilon=train["eps"],
+        clip_norm=train["clip_grad"],
+    )

@@ -16,11 +16,9 @@ from trainer.config.sections import (
     DataSection,
     MeshSection,
     ModelSection,
-    OptimizerSection,
     PrecisionSection,
     RunConfig,
     RunSection,
-    TrainSection,
 )
 from trainer.optim.schedules import rates
 from trainer.parallel.mesh import mesh_of
@@ -58,26 +56,10 @@ def their_config(folder: Path, *, loss_average: str, micro_batch: int, mesh: Mes
         ),
         data=DataSection(blend="unused"),
         mesh=mesh or MeshSection(),
-        train=TrainSection(
-            sequence_length=train["seq"],
-            global_batch=train["global_batch"],
-            micro_batch=micro_batch,
-            steps=train["steps"],
-            loss_average=loss_average,
+        train=megatron.train_section(
+            train, sequence_length=train["seq"], micro_batch=micro_batch, loss_average=loss_average
         ),
-        optimizer=OptimizerSection(
-            lr=train["lr"],
-            min_lr=train["min_lr"],
-            init_lr=train["init_lr"],
-            warmup_steps=train["warmup_iters"],
-            warmup_count="before",
-            decay_steps=train["decay_iters"],
-            weight_decay=train["weight_decay"],
-            beta1=train["betas"][0],
-            beta2=train["betas"][1],
-            epsilon=train["eps"],
-            clip_norm=train["clip_grad"],
-        ),
+        optimizer=megatron.optimizer_section(train),
     )
 
 
