@@ -55,7 +55,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, World, find_placement, join_world, leave_world
 from trainer.run.launch import rank_environment
-from trainer.tasks.engine import Engine, Request
+from trainer.tasks.engine import DecodeEngine, Request
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -163,7 +163,7 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
     new = LONG + 4 - SHORT
     if batch > 1:
         new = STEPS + 16 + batch * LONG // CHUNK  # after the steps with prompts, all rows run in STEPS of them
-    engine = Engine(model, max_batch=batch, prefill_chunk=CHUNK, longest=2048)
+    engine = DecodeEngine(model, max_batch=batch, prefill_chunk=CHUNK, longest=2048)
     rules, texts = Sampling(greedy=True), prompts(batch, sizes.vocab_size)
 
     def begin(texts: list[list[int]], tokens: int) -> None:
@@ -225,7 +225,7 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
     return facts
 
 
-def timed_steps(engine: Engine, batch: int) -> tuple[list[float], dict[str, list[int]], list[float]]:
+def timed_steps(engine: DecodeEngine, batch: int) -> tuple[list[float], dict[str, list[int]], list[float]]:
     """Run to the end: seconds of the steps in which all rows decode, tokens of each row, log probabilities of row 0."""
     tokens: dict[str, list[int]] = {}
     log_probs, ends, counts = list[float](), list[float](), list[int]()
@@ -276,7 +276,7 @@ def memory_slopes(row: str, shape: str, batch: int, requests: int) -> dict[str, 
     # PyTorch keeps what it compiled for each shape of a product in bf16 on a CPU.
     model, sizes = random_model(shape, world, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
     use_variant(row, model.module, device)
-    engine, generator = Engine(model, max_batch=batch, longest=512), random.Random(1)
+    engine, generator = DecodeEngine(model, max_batch=batch, longest=512), random.Random(1)
     samples: dict[str, list[tuple[int, int]]] = {"rss": [], "allocated": [], "reserved": []}
     tokens = 0
     with contextlib.suppress(KeyboardInterrupt):  # what was seen until then

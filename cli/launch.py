@@ -17,7 +17,7 @@ import argparse
 
 import mdata
 from mdata.errors import counted
-from mdata.launching.job_folder import MERGE, Job, Phase, discard_unstarted, launching, save_job
+from mdata.launching.job_folder import MERGE, Job, JobPhase, discard_unstarted, launching, save_job
 from mdata.launching.plan_launch import plan_dedup, plan_launch, plan_text_job
 from mdata.progress import Progress
 from mdata.util.machine_limits import usable_cores
@@ -26,7 +26,7 @@ from . import clean, decontaminate, dedup, extract, preprocess
 from .console import Console, Parser
 
 TAKES_COMMAND = True
-Steps = list[tuple[Phase, list[int]]]
+Steps = list[tuple[JobPhase, list[int]]]
 
 
 def add_arguments(parser: Parser) -> None:

@@ -74,7 +74,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.checkpoint.location import location_of
     from trainer.serve.errors import ApiError
     from trainer.serve.openai_api import chat_completion
-    from trainer.tasks.engine import Engine
+    from trainer.tasks.engine import DecodeEngine
     from trainer.tasks.loaded_model import Model
 
     from .mtrain_serve import served_model
@@ -96,7 +96,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
             f"a chat needs a template: {served.no_template}", fix="give --chat-template plain, or use mtrain generate"
         )
     options = {**_DEFAULTS, **model.recommended, **talk_options(arguments)}
-    engine = Engine(model, max_batch=1)
+    engine = DecodeEngine(model, max_batch=1)
 
     def answer(turns: Sequence[Turn], stop: Stop) -> Iterator[str]:
         messages = [{"role": role, "content": content} for role, content in turns]

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Ask the server for its model, and converse."""
     key = os.environ.get(KEY, "") if arguments.api_key is None else arguments.api_key
-    server = Server(arguments.host, key=key)
+    server = RemoteServer(arguments.host, key=key)
     name = arguments.model or server.model()
     console.note(f"{name} at {server.address}")
     options = {**talk_options(arguments), "model": name, "stream": True}
@@ -57,7 +57,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-class Server:
+class RemoteServer:
     """A server at the other end.
 
     Args:

@@ -29,7 +29,7 @@ from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk
 from mdata.sources.input_files import Format
 from mdata.sources.mediawiki import NotAPage, parse_head, parse_page, split_pages
-from mdata.sources.record_batch import BadRow, ReadSpec, Refused
+from mdata.sources.record_batch import BadRecord, BadRow, ReadSpec
 from mdata.sources.warc import records
 
 PAGE_FORMATS: tuple[Format, ...] = ("warc", "mediawiki", "html")
@@ -130,7 +130,7 @@ class _Extract:
             try:
                 page = parse_page(text)
             except NotAPage as error:
-                yield Refused("bad-value", f"not a MediaWiki page: {error}").bad_row(0, text, spec=spec)
+                yield BadRecord("bad-value", f"not a MediaWiki page: {error}").bad_row(0, text, spec=spec)
                 continue
             yield self.wiki.of_page(page, head)
 

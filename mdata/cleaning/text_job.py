@@ -38,7 +38,7 @@ from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.preprocessing.bad_rows import BadRowPolicy
 from mdata.preprocessing.parts import parse_shard, part_folder, part_name
-from mdata.preprocessing.worker_pool import Pool
+from mdata.preprocessing.worker_pool import WorkerPool
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
 from mdata.sources.folder_files import PathFilter
@@ -727,7 +727,7 @@ class _Writer:
             workers = min(workers, -(-sum(file.disk_bytes for file in job.files) // BLOCK_BYTES))
         work = _OnChunks(job.work, job.spec, options)
         with (
-            Pool(workers) as pool,
+            WorkerPool(workers) as pool,
             closing(chunks(job.files, BLOCK_BYTES, spec=job.spec, start=start)) as read,
         ):
             for result in pool.run(read, work):

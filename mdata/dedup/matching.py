@@ -25,7 +25,7 @@ from blake3 import blake3
 
 from mdata import _core
 from mdata.dedup.plan import DedupJob, Keys, Stage
-from mdata.dedup.runs import Run, SortedWriter, check_size, merged
+from mdata.dedup.runs import SortedRun, SortedWriter, check_size, merged
 from mdata.dedup.signing import SignedPart, in_threads, runs_of_earlier, signed_parts
 from mdata.errors import UsageError
 from mdata.progress import Progress
@@ -39,7 +39,7 @@ PAIRS_AT_ONCE = 1 << 18
 BY_LATER, BY_EARLIER = "later", "earlier"
 
 
-class Piece(NamedTuple):
+class KeyRange(NamedTuple):
     """A range of the keys of hashes (section 0) or of band `section` - 1."""
 
     section: int
@@ -47,12 +47,12 @@ class Piece(NamedTuple):
     high: int
 
 
-def pieces_of(sections: int, task: PartNumber) -> list[Piece]:
+def pieces_of(sections: int, task: PartNumber) -> list[KeyRange]:
     """What a task of `match` merges: the `number`-th of `count` equal ranges of all keys of all sections."""
     start, stop = ((sections << 64) * number // task.count for number in (task.number - 1, task.number))
     bounds = [(section, section << 64) for section in range(sections)]
     ends = [(section, max(start, low), min(stop, low + (1 << 64)), low) for section, low in bounds]
-    return [Piece(section, begin - low, end - low) for section, begin, end, low in ends if begin < end]
+    return [KeyRange(section, begin - low, end - low) for section, begin, end, low in ends if begin < end]
 
 
 def match(job: DedupJob, task: PartNumber, progress: Progress) -> None:
@@ -65,7 +65,7 @@ def match(job: DedupJob, task: PartNumber, progress: Progress) -> None:
     pieces = pieces_of(1 + job.options.bands, task)
     progress.begin("matching", len(pieces), unit="sections")
 
-    def run(piece: Piece) -> dict[str, Any]:
+    def run(piece: KeyRange) -> dict[str, Any]:
         return _match_piece(job, piece, parts, folder)
 
     made = []
@@ -77,7 +77,7 @@ def match(job: DedupJob, task: PartNumber, progress: Progress) -> None:
     _finish(job, "match", task, {"pieces": made, "of": _digest(job, parts)})
 
 
-def _match_piece(job: DedupJob, piece: Piece, parts: list[SignedPart], folder: Path) -> dict[str, Any]:
+def _match_piece(job: DedupJob, piece: KeyRange, parts: list[SignedPart], folder: Path) -> dict[str, Any]:
     exact = piece.section == 0
     runs = runs_of_earlier(job, piece.section)
     runs += [run for part in parts for run in part.of_section(piece.section)]
@@ -127,11 +127,11 @@ def matches(job: DedupJob, parts: list[SignedPart]) -> Iterator[tuple[Path, dict
             yield job.data_path("match", task, ""), piece
 
 
-def _sorted_pairs(job: DedupJob, parts: list[SignedPart], order: str) -> list[Run]:
+def _sorted_pairs(job: DedupJob, parts: list[SignedPart], order: str) -> list[SortedRun]:
     runs = []
     for folder, piece in matches(job, parts):
         if not piece["exact"]:
-            runs.append(Run(folder / f"{piece['name']}.{order}", 0, piece["count"]))
+            runs.append(SortedRun(folder / f"{piece['name']}.{order}", 0, piece["count"]))
             check_size(runs[-1].path, 16 * piece["count"])
     return runs
 

@@ -37,7 +37,7 @@ class _Slice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """Sorted records of a file: the byte of the first, how many, and what is added to their numbers.
 
     `repair` says what to do if the file is damaged; None: its job's folder in `.work` is made again.
@@ -51,7 +51,7 @@ class Run:
 
 
 @contextmanager
-def damage_named(runs: Sequence[Run], words: int) -> Iterator[None]:
+def damage_named(runs: Sequence[SortedRun], words: int) -> Iterator[None]:
     """Say which file cannot be what was written.
 
     Raises:
@@ -66,7 +66,7 @@ def damage_named(runs: Sequence[Run], words: int) -> Iterator[None]:
         raise DamageError(f"{run.path} is damaged", found=found, fix=fix) from error
 
 
-def _damage(run: Run, words: int) -> str | None:
+def _damage(run: SortedRun, words: int) -> str | None:
     """What is wrong with a run; None: nothing."""
     with _opened(run.path) as file:
         size, end = os.fstat(file).st_size, run.offset + 8 * words * run.count
@@ -88,7 +88,7 @@ class Merger:
         DamageError: in both calls, see `damage_named`.
     """
 
-    def __init__(self, merger: _core.RunMerger, runs: Sequence[Run], words: int) -> None:
+    def __init__(self, merger: _core.RunMerger, runs: Sequence[SortedRun], words: int) -> None:
         self._merger, self._runs, self._words = merger, runs, words
 
     def records(self, limit: int) -> Records:
@@ -103,7 +103,9 @@ class Merger:
 
 
 @contextmanager
-def merged(runs: Sequence[Run], words: int, *, scratch: Path, low: int = 0, high: int = 1 << 64) -> Iterator[Merger]:
+def merged(
+    runs: Sequence[SortedRun], words: int, *, scratch: Path, low: int = 0, high: int = 1 << 64
+) -> Iterator[Merger]:
     """The records whose first word is in [low, high), in order.
 
     More runs than may be open are merged in rounds, into files that are named after `scratch` and removed at the end.
@@ -126,7 +128,7 @@ def merged(runs: Sequence[Run], words: int, *, scratch: Path, low: int = 0, high
         yield Merger(merger, runs, words)
 
 
-def _slice(file: int, run: Run, words: int, *, low: int, high: int) -> _Slice:
+def _slice(file: int, run: SortedRun, words: int, *, low: int, high: int) -> _Slice:
     """The records of a run whose first word is in [low, high)."""
     whole = _Slice(file, run.offset, run.count, run.added)
     first = _core.count_below(whole, words, low) if low else 0
@@ -134,14 +136,14 @@ def _slice(file: int, run: Run, words: int, *, low: int, high: int) -> _Slice:
     return whole._replace(offset=run.offset + 8 * words * first, records=last - first)
 
 
-def write_merged(runs: Sequence[Run], words: int, path: Path, *, low: int = 0, high: int = 1 << 64) -> Run:
+def write_merged(runs: Sequence[SortedRun], words: int, path: Path, *, low: int = 0, high: int = 1 << 64) -> SortedRun:
     """Several runs as one file."""
     count = 0
     with merged(runs, words, scratch=path, low=low, high=high) as merger, atomic_io.atomic_file(path) as fd:
         while len(records := merger.records(SORTED_RECORDS // 8)):
             atomic_io.write_all(fd, records.data)
             count += len(records)
-    return Run(path, 0, count)
+    return SortedRun(path, 0, count)
 
 
 @contextmanager
@@ -181,7 +183,7 @@ class SortedWriter:
         self._path, self._words = path, words
         self._waiting: list[Records] = []
         self._count = 0
-        self._runs: list[Run] = []
+        self._runs: list[SortedRun] = []
 
     def add(self, records: Records) -> None:
         """Take records."""
@@ -191,7 +193,7 @@ class SortedWriter:
             path = self._path.with_name(f".{self._path.name}.{len(self._runs)}.sorted")
             self._runs.append(self._write(path))
 
-    def finish(self) -> Run:
+    def finish(self) -> SortedRun:
         """Write what is left; the run."""
         if not self._runs:
             return self._write(self._path)
@@ -201,23 +203,23 @@ class SortedWriter:
             part.path.unlink(missing_ok=True)
         return run
 
-    def _write(self, path: Path) -> Run:
+    def _write(self, path: Path) -> SortedRun:
         records = np.concatenate([np.empty((0, self._words), np.uint64), *self._waiting])
         self._waiting, self._count = [], 0
         _core.sort_records(records)
         atomic_io.atomic_write(path, records.data)
-        return Run(path, 0, len(records))
+        return SortedRun(path, 0, len(records))
 
 
-def with_offsets(path: Path, counts: Sequence[int], words: Callable[[int], int]) -> list[Run]:
+def with_offsets(path: Path, counts: Sequence[int], words: Callable[[int], int]) -> list[SortedRun]:
     """The runs that lie one after the other in a file; `words`: of a record of the run with this place."""
     runs, offset = [], 0
     for place, count in enumerate(counts):
-        runs.append(Run(path, offset, count))
+        runs.append(SortedRun(path, offset, count))
         offset += 8 * words(place) * count
     return runs
 
 
-def shifted(run: Run, added: int) -> Run:
+def shifted(run: SortedRun, added: int) -> SortedRun:
     """The same run, with more added to its numbers."""
     return replace(run, added=run.added + added)

@@ -25,7 +25,7 @@ from blake3 import blake3
 from mdata import _core
 from mdata.dedup import plan
 from mdata.dedup.plan import DedupJob, Keys
-from mdata.dedup.runs import Run, with_offsets
+from mdata.dedup.runs import SortedRun, with_offsets
 from mdata.errors import DamageError
 from mdata.progress import Progress
 from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
@@ -123,14 +123,14 @@ class SignedPart:
             fix = f"remove {self.files_path.parent.parent}, and run the same command again"
             raise DamageError(f"{self.files_path} is damaged", found=str(error), fix=fix) from error
 
-    def of_section(self, section: int) -> list[Run]:
+    def of_section(self, section: int) -> list[SortedRun]:
         """The runs of hashes (section 0) or of band `section` - 1, with numbers over all parts."""
         return [_section(path, counts, section, added=self.base) for path, counts in self.runs]
 
 
-def runs_of_earlier(job: DedupJob, section: int) -> list[Run]:
+def runs_of_earlier(job: DedupJob, section: int) -> list[SortedRun]:
     """The same of earlier results."""
-    runs, before = list[Run](), 0
+    runs, before = list[SortedRun](), 0
     for result in job.earlier:
         for path, base, counts in result.runs:
             runs.append(replace(_section(path, counts, section, added=before + base), repair=result.repair))
@@ -138,7 +138,7 @@ def runs_of_earlier(job: DedupJob, section: int) -> list[Run]:
     return runs
 
 
-def _section(path: Path, counts: Sequence[int], section: int, *, added: int) -> Run:
+def _section(path: Path, counts: Sequence[int], section: int, *, added: int) -> SortedRun:
     return replace(with_offsets(path, counts, lambda place: 2 if place else 3)[section], added=added)
 
 

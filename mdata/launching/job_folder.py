@@ -39,7 +39,7 @@ MergeHow = Literal["reference", "copy", "none"]
 
 
 @dataclass(frozen=True)
-class Phase:
+class JobPhase:
     """Tasks that run side by side.
 
     Attributes:
@@ -135,26 +135,26 @@ class Job:
         return Path(self.cwd, f"{prefix}.job")
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[JobPhase, ...]:
         """What is run, in this order."""
         if self.dedup is not None:
             return tuple(self._dedup_phases(self.dedup))
         last = self.num_parts
-        parts = Phase("part", range(1, last + 1), self._words_of_part, self.done_parts)
+        parts = JobPhase("part", range(1, last + 1), self._words_of_part, self.done_parts)
         if self.words[0] == "decontaminate":
-            return parts, Phase("report", range(last + 1, last + 2), self._words_of_report, self._done_report)
+            return parts, JobPhase("report", range(last + 1, last + 2), self._words_of_report, self._done_report)
         merged = lambda: frozenset([MERGE] if self.is_merged() else ())  # noqa: E731
-        merge = Phase("merge", range(MERGE, MERGE + 1), self._words_of_merge, merged)
+        merge = JobPhase("merge", range(MERGE, MERGE + 1), self._words_of_merge, merged)
         return (parts,) if self.merge == "none" else (parts, merge)
 
-    def _dedup_phases(self, dedup: DedupStages) -> Iterator[Phase]:
+    def _dedup_phases(self, dedup: DedupStages) -> Iterator[JobPhase]:
         counts = {"match": dedup.ranges, "group": 1}
         number = 1
         for stage in dedup.stages:
             count = counts.get(stage, self.num_parts)
             numbers = range(number, number + count)
             words = partial(self._words_of_stage, dedup, stage, count)
-            yield Phase(stage, numbers, words, partial(self._done_of_stage, dedup, stage, numbers))
+            yield JobPhase(stage, numbers, words, partial(self._done_of_stage, dedup, stage, numbers))
             number += count
 
     def _words_of_stage(self, dedup: DedupStages, stage: str, count: int, place: int) -> list[str]:
@@ -171,13 +171,13 @@ class Job:
         work = output / WORK / dedup.job
         return frozenset(number for number, task in tasks.items() if (work / done_name(stage, task)).exists())
 
-    def phase_of(self, number: int) -> Phase:
+    def phase_of(self, number: int) -> JobPhase:
         """The phase of a task."""
         return next(phase for phase in self.phases if number in phase.numbers)
 
-    def to_run(self) -> list[tuple[Phase, list[int]]]:
+    def to_run(self) -> list[tuple[JobPhase, list[int]]]:
         """The tasks to start in each phase that has some: those not done, and all if an earlier phase has any."""
-        steps: list[tuple[Phase, list[int]]] = []
+        steps: list[tuple[JobPhase, list[int]]] = []
         for phase in self.phases:
             done = frozenset[int]() if steps else phase.done()
             if numbers := [number for number in phase.numbers if number not in done]:

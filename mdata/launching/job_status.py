@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mdata.launching.job_folder import Job, PartState, Phase, read_state
+from mdata.launching.job_folder import Job, JobPhase, PartState, read_state
 
 Condition = Literal["done", "running", "silent", "stopped", "failed", "waiting"]
 CONDITIONS: tuple[Condition, ...] = ("done", "running", "silent", "stopped", "failed", "waiting")
@@ -85,7 +85,7 @@ def job_status(job: Job, *, now_s: float | None = None) -> JobStatus:
     )
 
 
-def _part(job: Job, phase: Phase, number: int, *, now: float, done: bool) -> PartStatus:
+def _part(job: Job, phase: JobPhase, number: int, *, now: float, done: bool) -> PartStatus:
     state = read_state(job, number) or PartState("waiting")
     share = job.input_bytes * number // job.num_parts - job.input_bytes * (number - 1) // job.num_parts
     share = share if number <= job.num_parts else 0  # later phases read no input

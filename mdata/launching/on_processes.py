@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 
 from mdata.errors import BadInputError, DamageError, MdataError, ResourceError, UsageError, os_errors_named
-from mdata.launching.job_folder import Job, Phase, part_command
+from mdata.launching.job_folder import Job, JobPhase, part_command
 from mdata.progress import Progress
 
 MOST_ATTEMPTS = 3
@@ -26,7 +26,7 @@ def worth_another(code: int) -> bool:
 
 
 def run_here(
-    job: Job, steps: Sequence[tuple[Phase, Sequence[int]]], *, at_once: int, cpus: int, progress: Progress
+    job: Job, steps: Sequence[tuple[JobPhase, Sequence[int]]], *, at_once: int, cpus: int, progress: Progress
 ) -> None:
     """Run tasks, phase by phase; see `Job.to_run`.
 

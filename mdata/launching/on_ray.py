@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mdata.errors import ResourceError, UsageError
-from mdata.launching.job_folder import Job, Phase, part_command
+from mdata.launching.job_folder import Job, JobPhase, part_command
 from mdata.launching.on_processes import MOST_ATTEMPTS, check_failed, worth_another
 from mdata.progress import Progress
 
@@ -23,7 +23,7 @@ _ANSWER_S = 10.0
 
 
 def run_on_ray(
-    job: Job, steps: Sequence[tuple[Phase, Sequence[int]]], *, address: str, cpus: int, progress: Progress
+    job: Job, steps: Sequence[tuple[JobPhase, Sequence[int]]], *, address: str, cpus: int, progress: Progress
 ) -> None:
     """Run tasks, phase by phase; see `Job.to_run`.
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mdata.launching.job_folder import MERGE, Job, Phase, part_command
+from mdata.launching.job_folder import MERGE, Job, JobPhase, part_command
 from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
 from mdata.rewriting.found_parts import as_ranges
 
@@ -55,7 +55,7 @@ def arrays_of(parts: Sequence[int], max_array: int) -> list[Array]:
 
 def submit(
     job: Job,
-    steps: Sequence[tuple[Phase, Sequence[int]]],
+    steps: Sequence[tuple[JobPhase, Sequence[int]]],
     *,
     cpus: int,
     at_once: int | None,

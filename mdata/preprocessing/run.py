@@ -58,7 +58,7 @@ from mdata.preprocessing.plan import JobPlan, input_name, plan_job, printable_pa
 from mdata.preprocessing.preprocess_options import PreprocessOptions, check_options
 from mdata.preprocessing.resume import EarlierRun, StartPoint, read_earlier_run, resume_or_restart, start_over
 from mdata.preprocessing.run_state import InputState, JobState
-from mdata.preprocessing.worker_pool import Pool, Result
+from mdata.preprocessing.worker_pool import Result, WorkerPool
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunk_digest, chunks
 from mdata.sources.folder_files import PathFilter
@@ -108,7 +108,7 @@ def _preprocess(
         Path(options.output_prefix).parent.mkdir(parents=True, exist_ok=True)
     with os_errors_named(f"writing {options.output_prefix}"), ExitStack() as stack:
         # Start the processes first: they import modules while the tokenizer is loaded here.
-        pool = stack.enter_context(Pool(useful_workers(options, files)))
+        pool = stack.enter_context(WorkerPool(useful_workers(options, files)))
         job = plan_job(options, files, progress=progress, on_files_read=pool.preload)
         # If nothing is left to do, nothing is written, not even a lock: the folder may be read-only. Leftovers of a run
         # that died at its very end are removed under the lock.
@@ -155,7 +155,7 @@ def _completed(job: JobPlan, journal: Journal) -> EarlierRun:
     return replace(earlier, placed=placed and same) if journal.records else EarlierRun(None)
 
 
-def _run(job: JobPlan, journal: Journal, pool: Pool, *, earlier: EarlierRun) -> PreprocessResult:
+def _run(job: JobPlan, journal: Journal, pool: WorkerPool, *, earlier: EarlierRun) -> PreprocessResult:
     if not earlier.placed:  # its results may be replaced, and some may still be missing
         check_replaced(job)
     with beginning(journal.path.parent):
@@ -222,7 +222,7 @@ class WriteLoop:
             self._close(keep=start.resumed)
             raise
 
-    def run(self, pool: Pool) -> None:
+    def run(self, pool: WorkerPool) -> None:
         """Tokenize and write all remaining input.
 
         Raises:

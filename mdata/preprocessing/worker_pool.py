@@ -43,7 +43,7 @@ class Result(NamedTuple, Generic[T]):
     release: Callable[[], None]
 
 
-class Pool:
+class WorkerPool:
     """Encodes chunks with `num_workers` processes or, for one, in this process.
 
     The fork server starts at once, so that it imports while the caller loads a tokenizer. A context manager: leaving it

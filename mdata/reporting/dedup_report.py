@@ -50,7 +50,7 @@ mark { background: color-mix(in srgb, var(--c1) 28%, transparent); color: inheri
 """
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """A row of a file, from 1."""
 
     path: str
@@ -61,11 +61,11 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class DuplicateGroup:
     """A line of clusters.jsonl, with one of the documents that were removed."""
 
-    kept: Row
-    removed: Row
+    kept: FileRow
+    removed: FileRow
     size: int
 
 
@@ -73,7 +73,7 @@ class Group:
 class Example:
     """Two texts of a group, and the share of n-grams that they have in common; None: one of them has no n-gram."""
 
-    group: Group
+    group: DuplicateGroup
     kept: str
     removed: str
     share: float | None
@@ -114,16 +114,18 @@ def report_dedup(folder: str | Path, output: str | Path | None = None) -> DedupR
     return DedupReport(path, {**facts["counts"], "groups_by_size": by_size, "examples": len(examples)})
 
 
-def _groups(path: Path) -> tuple[Counter[int], list[Group], list[Group]]:
+def _groups(path: Path) -> tuple[Counter[int], list[DuplicateGroup], list[DuplicateGroup]]:
     """How many groups have each size; the largest; and some others."""
     draw, sizes = random.Random(0), Counter[int]()
-    largest: list[tuple[int, int, Group]] = []
-    drawn: list[Group] = []
+    largest: list[tuple[int, int, DuplicateGroup]] = []
+    drawn: list[DuplicateGroup] = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines):
             try:
                 cluster = json.loads(line)
-                group = Group(Row(*cluster["kept"]), Row(*cluster["removed"][0]), 1 + len(cluster["removed"]))
+                group = DuplicateGroup(
+                    FileRow(*cluster["kept"]), FileRow(*cluster["removed"][0]), 1 + len(cluster["removed"])
+                )
             except (ValueError, LookupError, TypeError) as error:
                 raise DamageError(f"{path}:{number + 1} is not a group", found=str(error)[:200]) from error
             sizes[group.size] += 1
@@ -139,7 +141,7 @@ def _groups(path: Path) -> tuple[Counter[int], list[Group], list[Group]]:
     return sizes, top, [group for group in draw.sample(drawn, len(drawn)) if group not in top]
 
 
-def _examples(rows: RowSet, made_of: dict[str, Any], groups: Sequence[Group]) -> Iterator[Example]:
+def _examples(rows: RowSet, made_of: dict[str, Any], groups: Sequence[DuplicateGroup]) -> Iterator[Example]:
     texts = _Texts(rows, made_of)
     signer = signer_of(made_of)
     shown = 0
@@ -166,7 +168,7 @@ class _Texts:
             json_keys=(made_of["json_key"],), text_documents=made_of["text_documents"], sentence_lists=False
         )
 
-    def text_of(self, row: Row) -> str | None:
+    def text_of(self, row: FileRow) -> str | None:
         """A text; None: it is too far inside its file, or not there any more."""
         try:
             (file,) = find_inputs([row.path], format=self._format).files
@@ -189,7 +191,11 @@ class _Texts:
 
 
 def _page(
-    rows: RowSet, facts: dict[str, Any], sizes: Counter[int], largest: Sequence[Group], examples: Sequence[Example]
+    rows: RowSet,
+    facts: dict[str, Any],
+    sizes: Counter[int],
+    largest: Sequence[DuplicateGroup],
+    examples: Sequence[Example],
 ) -> str:
     counts, options = facts["counts"], facts["made_of"]
     share = counts["removed"] / max(1, counts["rows"])
@@ -246,7 +252,7 @@ def _sizes(sizes: Counter[int]) -> str:
     return f"<h2>Sizes of groups</h2>{table(['documents of a group', 'groups', 'removed'], lines)}"
 
 
-def _largest(groups: Sequence[Group]) -> str:
+def _largest(groups: Sequence[DuplicateGroup]) -> str:
     lines = [[Cell(str(group.kept)), Cell(group.size)] for group in groups]
     return f"<h2>Largest groups</h2>{table(['kept', 'documents'], lines)}" if lines else ""
 

@@ -49,7 +49,7 @@ from mdata.util.canonical_json import hash_of
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergeResult:
     """A merged corpus: its manifest and path or address, the number of its parts, and whether it existed before."""
 
     manifest: CorpusManifest
@@ -66,7 +66,7 @@ def merge(
     parts: int | None = None,
     max_errors: str | None = None,
     progress: Progress = SILENT,
-) -> list[Merged]:
+) -> list[MergeResult]:
     """Join the parts that `mdata preprocess --shard` wrote under this prefix, for every result of the job.
 
     Args:
@@ -94,7 +94,7 @@ def join(
     max_errors: str | None,
     progress: Progress,
     damage: Callable[[Path], str | None] = first_damage,
-) -> list[Merged]:
+) -> list[MergeResult]:
     """`merge` of parts whose pairs are known to be there; `damage` checks the files of an existing result."""
     planned = [(result, *_planned(result, copy, progress)) for result in results]
     for result, content, _ in planned:
@@ -129,7 +129,7 @@ def join(
         progress,
     )
     return [
-        Merged(corpus.manifest, manifest_path(prefix), parts[prefix], corpus.there_before)
+        MergeResult(corpus.manifest, manifest_path(prefix), parts[prefix], corpus.there_before)
         for prefix, corpus in written.items()
     ]
 

@@ -31,7 +31,7 @@ from mdata.object_storage.uploading import check_writable, remove_objects
 from mdata.preprocessing.uploads import publish_corpus
 from mdata.progress import SILENT, Progress
 from mdata.rewriting.found_parts import FoundPart, FoundResult, check_pairs, find_parts
-from mdata.rewriting.merge import Merged, join
+from mdata.rewriting.merge import MergeResult, join
 from mdata.util.atomic_io import atomic_write
 
 _THREADS = 8
@@ -46,7 +46,7 @@ def merge_stored(
     parts: int | None = None,
     max_errors: str | None = None,
     progress: Progress = SILENT,
-) -> list[Merged]:
+) -> list[MergeResult]:
     """Do what `merge` does for parts whose output prefix is an address.
 
     Args:
@@ -141,7 +141,7 @@ class _StoredParts:
         path = manifest_path(part.prefix)
         return CorpusCopy(self._place.with_key(self._place.key + path.name), path, progress=progress, ours=True)
 
-    def publish(self, merged: Merged, *, copy: bool, progress: Progress) -> Merged:
+    def publish(self, merged: MergeResult, *, copy: bool, progress: Progress) -> MergeResult:
         """Upload a merged corpus, unless it was there before."""
         path = Path(merged.path)
         if merged.there_before:

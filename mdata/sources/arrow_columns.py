@@ -29,12 +29,12 @@ from mdata.errors import BadInputError, MdataError, UsageError, counted, explain
 from mdata.sources.input_files import SourceFile
 from mdata.sources.jsonl import columns_of, parse_lines
 from mdata.sources.record_batch import (
+    BadRecord,
     BadRow,
     ChunkContent,
     Column,
     ReadSpec,
     RecordBatch,
-    Refused,
     decoded,
     list_refused,
     too_long,
@@ -507,7 +507,7 @@ def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
         contents = dict(zip(names, (column[row].as_py() for column in batch.columns), strict=True))
         try:
             value = _record(contents, spec)
-        except Refused as refusal:
+        except BadRecord as refusal:
             shown = {name: contents[name] for name in spec.text_columns}
             bad_rows.append(refusal.bad_row(row + 1, _as_line(shown), spec=spec))
             continue
@@ -547,7 +547,7 @@ def _content(key: str, content: bytes | list[bytes | None] | None, spec: ReadSpe
     for sentence in sentences:
         if sentence is None:
             inside = " a list with" if isinstance(content, list) else ""
-            raise Refused("bad-value", f"key {key!r} holds{inside} null, not a string or a list of strings")
+            raise BadRecord("bad-value", f"key {key!r} holds{inside} null, not a string or a list of strings")
         texts.append(decoded(sentence))
     return texts if isinstance(content, list) else texts[0]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from mdata.errors import UsageError
 from mdata.sources.input_files import SourceFile
-from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch, Refused, decoded, too_long
+from mdata.sources.record_batch import BadRecord, BadRow, Column, ReadSpec, RecordBatch, decoded, too_long
 from mdata.sources.record_texts import filled_text, is_kept
-from mdata.sources.warc import TextStream
+from mdata.sources.warc import DecompressedText
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 _SCAN_BYTES = 1 << 16
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LONGEST_FIELD = (1 << 31) - 1
 
 
-def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator[tuple[int, bytes]]:
+def row_spans(text: DecompressedText, file: SourceFile, *, spec: ReadSpec) -> Iterator[tuple[int, bytes]]:
     """Where whole rows begin, and their bytes, many rows at a time; first the row of names.
 
     A row that is too long is cut, without the line ends in it, and ends with the line in which it becomes too long.
@@ -86,7 +86,7 @@ def _last_end(data: bytes, format: str) -> int:
     return end
 
 
-def _line_end(text: TextStream, at: int) -> int:
+def _line_end(text: DecompressedText, at: int) -> int:
     while data := text.read(at, _SCAN_BYTES):
         if (end := data.find(b"\n")) >= 0:
             return at + end + 1
@@ -99,7 +99,7 @@ def _check_names(row: bytes, file: SourceFile, spec: ReadSpec) -> None:
     try:
         text = decoded(row.removeprefix(b"\xef\xbb\xbf"))
         (names,) = csv.reader([text], delimiter=DELIMITERS[file.format], strict=True)
-    except (csv.Error, Refused, ValueError) as error:
+    except (csv.Error, BadRecord, ValueError) as error:
         raise UsageError(f"{file.path}: the first row has no names of columns", found=str(error)) from error
     needed = [name for name, optional in spec.text_columns.items() if not optional]
     needed += [name for name, _ in spec.where.columns] if spec.where else []
@@ -159,7 +159,7 @@ def _one_by_one(rows: Sequence[bytes], names: list[str], format: str, spec: Read
     for number, row in enumerate(rows, start=1):
         try:
             record = _record(row, names, format, spec)
-        except Refused as refusal:
+        except BadRecord as refusal:
             bad_rows.append(refusal.bad_row(number, row, spec=spec))
             continue
         if record is not None:
@@ -176,13 +176,13 @@ def _record(row: bytes, names: list[str], format: str, spec: ReadSpec) -> list[s
         raise too_long(spec)
     text = decoded(row)
     if not text:
-        raise Refused("blank", "blank line")
+        raise BadRecord("blank", "blank line")
     try:
         (values,) = csv.reader([text], delimiter=DELIMITERS[format], strict=True)
     except (csv.Error, ValueError) as error:
-        raise Refused("not-csv", f"not {format.upper()}: {error}") from error
+        raise BadRecord("not-csv", f"not {format.upper()}: {error}") from error
     if len(values) != len(names):
-        raise Refused("not-csv", f"fields: {len(values)}, names of columns: {len(names)}")
+        raise BadRecord("not-csv", f"fields: {len(values)}, names of columns: {len(names)}")
     fields = dict(zip(names, values, strict=True))
     kinds = dict(spec.where.columns) if spec.where else {}
     if not is_kept(lambda name: _typed(fields[name], kinds.get(name)), spec):

@@ -23,11 +23,11 @@ import orjson
 from mdata.sources.chat_schema import flat_record
 from mdata.sources.conversation import BadConversation
 from mdata.sources.record_batch import (
+    BadRecord,
     BadRow,
     Column,
     ReadSpec,
     RecordBatch,
-    Refused,
     column_of,
     decoded,
     list_refused,
@@ -140,7 +140,7 @@ def _one_by_one(lines: Sequence[bytes], spec: ReadSpec) -> RecordBatch:
     for row, line in enumerate(lines, start=1):
         try:
             value = _record(line, spec)
-        except Refused as refusal:
+        except BadRecord as refusal:
             bad_rows.append(refusal.bad_row(row, line, spec=spec))
             continue
         if value is not None:
@@ -170,7 +170,7 @@ def _record(line: bytes, spec: ReadSpec) -> _Values | None:
     except ValueError:
         value = _python_json(line)
     if not isinstance(value, dict):
-        raise Refused("not-object", f"not a JSON object but {_kind_of(value)}")
+        raise BadRecord("not-object", f"not a JSON object but {_kind_of(value)}")
     look_up = partial(_look_up, value)
     if not is_kept(look_up, spec):
         return None
@@ -187,16 +187,16 @@ def _python_json(line: bytes) -> Any:
     """
     text = decoded(line)
     if not text.strip():
-        raise Refused("blank", "blank line")
+        raise BadRecord("blank", "blank line")
     try:
         if _is_deep(text):
             raise RecursionError
         return json.loads(text, parse_int=_integer)
     except json.JSONDecodeError as error:
         hint = " (a record must be on one line)" if text.strip() in ("[", "{", "]", "}") else ""
-        raise Refused("not-json", f"not JSON: {error.msg} at column {error.colno}{hint}") from error
+        raise BadRecord("not-json", f"not JSON: {error.msg} at column {error.colno}{hint}") from error
     except RecursionError as error:
-        raise Refused("too-deep", f"JSON nested deeper than {DEEPEST_OUTSIDE_ORJSON} levels") from error
+        raise BadRecord("too-deep", f"JSON nested deeper than {DEEPEST_OUTSIDE_ORJSON} levels") from error
 
 
 def _integer(digits: str) -> int | float:
@@ -222,9 +222,9 @@ def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]
         content = _look_up(value, key) if spec.chat is None else _conversation(value, key, spec)
     except LookupError as error:
         present = ", ".join(repr(name[:40]) for name in islice(value, 5)) or "none"
-        raise Refused("no-key", f"no key {key!r} (keys: {present})") from error
+        raise BadRecord("no-key", f"no key {key!r} (keys: {present})") from error
     except BadConversation as error:
-        raise Refused("bad-chat", f"key {key!r}: {error}") from error
+        raise BadRecord("bad-chat", f"key {key!r}: {error}") from error
     if spec.tokens:
         return _ids(content, key)
     if isinstance(content, list) and not spec.sentence_lists:
@@ -233,19 +233,19 @@ def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]
         if not isinstance(sentence, str):
             inside = " a list with" if isinstance(content, list) else ""
             problem = f"key {key!r} holds{inside} {_kind_of(sentence)}, not a string or a list of strings"
-            raise Refused("bad-value", problem)
+            raise BadRecord("bad-value", problem)
         if not is_unicode(sentence):
-            raise Refused("surrogate", f"key {key!r} holds a lone surrogate, which is not text")
+            raise BadRecord("surrogate", f"key {key!r} holds a lone surrogate, which is not text")
     return content
 
 
 def _ids(content: Any, key: str) -> str:
     """Token ids as text, with blanks between them."""
     if not isinstance(content, list):
-        raise Refused("bad-value", f"key {key!r} holds {_kind_of(content)}, not a list of token ids")
+        raise BadRecord("bad-value", f"key {key!r} holds {_kind_of(content)}, not a list of token ids")
     for id in content:
         if type(id) is not int or not 0 <= id < 1 << 31:
-            raise Refused("bad-value", f"key {key!r} holds {json.dumps(id, default=str)[:40]}, not a token id")
+            raise BadRecord("bad-value", f"key {key!r} holds {json.dumps(id, default=str)[:40]}, not a token id")
     return " ".join(map(str, content))
 
 

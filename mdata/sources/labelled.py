@@ -77,7 +77,7 @@ class LabelledRow(NamedTuple):
     texts: tuple[str, ...]
 
 
-class Refused(Exception):
+class BadLabelledRow(Exception):
     """A row that cannot be read.
 
     Args:
@@ -154,8 +154,8 @@ def read_labelled(
             try:
                 made = [_text(parsed) for parsed in parse(line, row)]
                 if to_train and any(label is None for _, label, _ in made):
-                    raise Refused("without a label", "a row to train on without a label")
-            except Refused as refused:
+                    raise BadLabelledRow("without a label", "a row to train on without a label")
+            except BadLabelledRow as refused:
                 if not refused.known and on_error == "stop":
                     raise BadInputError(
                         f"{file}:{row}: {refused.reason}",
@@ -255,12 +255,12 @@ def _parser(
 def _mnli(line: str, width: int) -> Parsed:
     cells = _cells(line.rstrip())
     if len(cells) < _MNLI_TEST:
-        raise Refused("of another width", f"{counted(len(cells), 'column')} instead of at least {_MNLI_TEST}")
+        raise BadLabelledRow("of another width", f"{counted(len(cells), 'column')} instead of at least {_MNLI_TEST}")
     first, second, gold = (clean_text(cells[place].strip()) for place in (8, 9, -1))
     if width == _MNLI_TEST:
         label = None
     elif gold == _NO_CONSENSUS:
-        raise Refused("without a consensus", 'the label is "-": the annotators did not agree', known=True)
+        raise BadLabelledRow("without a consensus", 'the label is "-": the annotators did not agree', known=True)
     else:
         label = _number_of(gold, LABELS["mnli"])
     _filled(first, second)
@@ -272,28 +272,28 @@ def _qqp(line: str, width: int) -> Parsed:
     cells, columns = _cells(line), _QQP_TEST if is_test else _QQP_TRAIN
     if len(cells) != columns:
         reason = f"{counted(len(cells), 'column')} instead of {columns}: a tab or newline in a question"
-        raise Refused("of another width", reason, known=not is_test)
+        raise BadLabelledRow("of another width", reason, known=not is_test)
     first, second = (clean_text(cell.strip()) for cell in (cells[1:3] if is_test else cells[3:5]))
     if not first or not second:
-        raise Refused("with an empty text", "a question is empty", known=not is_test)
+        raise BadLabelledRow("with an empty text", "a question is empty", known=not is_test)
     if is_test:
         return cells[0].strip(), None, (first, second)
     if not (gold := cells[5].strip()):
-        raise Refused("without a label", "is_duplicate is empty", known=True)
+        raise BadLabelledRow("without a label", "is_duplicate is empty", known=True)
     return cells[0].strip(), _number_of(gold, ("0", "1")), (first, second)
 
 
 def _race(line: str) -> Iterator[Parsed]:
     if not line.strip():
-        raise Refused("blank", "a blank line", known=True)
+        raise BadLabelledRow("blank", "a blank line", known=True)
     record = _json(line)
     article, questions, options, answers = (record.get(key) for key in ("article", "questions", "options", "answers"))
     lists = [part for part in (questions, options, answers) if isinstance(part, list)]
     if not isinstance(article, str) or len(lists) < 3:
-        raise Refused("of another form", "no article with lists of questions, options and answers")
+        raise BadLabelledRow("of another form", "no article with lists of questions, options and answers")
     if len({*map(len, lists)}) > 1:
         counts = [*map(len, lists)]
-        raise Refused(
+        raise BadLabelledRow(
             "of another form",
             f"{counted(counts[0], 'question')}, {counted(counts[1], 'option')} and {counted(counts[2], 'answer')}",
         )
@@ -302,9 +302,9 @@ def _race(line: str) -> Iterator[Parsed]:
     for number, (question, choices, answer) in enumerate(zip(*lists, strict=True), 1):
         if not isinstance(choices, list) or len(choices) != NUM_CHOICES:
             found = counted(len(choices), "option") if isinstance(choices, list) else "no list of options"
-            raise Refused("of another form", f"question {number} has {found} instead of {NUM_CHOICES}")
+            raise BadLabelledRow("of another form", f"question {number} has {found} instead of {NUM_CHOICES}")
         if not all(isinstance(text, str) for text in (question, *choices, answer)) or answer not in tuple("ABCD"):
-            raise Refused("with an unknown label", f"question {number} has the answer {answer!r}, not A to D")
+            raise BadLabelledRow("with an unknown label", f"question {number} has the answer {answer!r}, not A to D")
         texts = (question.replace("_", choice) if "_" in question else f"{question} {choice}" for choice in choices)
         made.append((None, "ABCD".index(answer), (context, *map(clean_text, texts))))
     yield from made
@@ -321,10 +321,10 @@ def _own_parser(
             return
         values = {name: _value(record, name, columns) for name in ("label", "text", "text_pair", "id")}
         if not isinstance(values["text"], str) or not values["text"].strip():
-            raise Refused("with an empty text", f"no text under {_named('text', columns)}")
+            raise BadLabelledRow("with an empty text", f"no text under {_named('text', columns)}")
         pair, gold = values["text_pair"], values["label"]
         if pair is not None and not isinstance(pair, str):
-            raise Refused("of another form", f"{_named('text_pair', columns)} is not a text")
+            raise BadLabelledRow("of another form", f"{_named('text_pair', columns)} is not a text")
         label = None if gold is None or gold == "" else _number_of(label_text(gold), labels)
         texts = tuple(text.strip() for text in (values["text"], pair) if text is not None)
         yield None if values["id"] is None else str(values["id"]), label, texts
@@ -339,7 +339,7 @@ def _own_records(file: Path) -> Callable[[str, int], dict[str, Any] | None]:
 
         def of_json(line: str, row: int) -> dict[str, Any]:
             if not line.strip():
-                raise Refused("blank", "a blank line", known=True)
+                raise BadLabelledRow("blank", "a blank line", known=True)
             return _json(line)
 
         return of_json
@@ -356,7 +356,9 @@ def _own_records(file: Path) -> Callable[[str, int], dict[str, Any] | None]:
             return None
         cells = _cells(line)
         if len(cells) != len(names):
-            raise Refused("of another width", f"{counted(len(cells), 'column')}, and the header has {len(names)}")
+            raise BadLabelledRow(
+                "of another width", f"{counted(len(cells), 'column')}, and the header has {len(names)}"
+            )
         return dict(zip(names, cells, strict=True))
 
     return of_tsv
@@ -374,7 +376,7 @@ def labels_in(files: Sequence[Path], columns: Mapping[str, str] | None = None) -
         for row, line in _lines(file):
             try:
                 record = records(line, row)
-            except Refused:
+            except BadLabelledRow:
                 continue  # reading the rows says so
             gold = None if record is None else _value(record, "label", columns)
             labels |= set() if gold is None or gold == "" else {label_text(gold)}
@@ -401,13 +403,15 @@ def _named(name: str, columns: Mapping[str, str]) -> str:
 
 def _cells(line: str) -> list[str]:
     if not line.strip():
-        raise Refused("blank", "a blank line", known=True)
+        raise BadLabelledRow("blank", "a blank line", known=True)
     return line.split("\t")
 
 
 def _number_of(text: str, labels: Sequence[str]) -> int:
     if text not in labels:
-        raise Refused("with an unknown label", f"the label is {text[:60]!r}, not one of {', '.join(labels[:20])}")
+        raise BadLabelledRow(
+            "with an unknown label", f"the label is {text[:60]!r}, not one of {', '.join(labels[:20])}"
+        )
     return labels.index(text)
 
 
@@ -416,20 +420,20 @@ def _text(parsed: Parsed) -> Parsed:
     try:
         "".join((parsed[0] or "", *parsed[2])).encode()
     except UnicodeEncodeError as error:
-        raise Refused("not UTF-8", f"not a text: {error.reason}") from error
+        raise BadLabelledRow("not UTF-8", f"not a text: {error.reason}") from error
     return parsed
 
 
 def _filled(*texts: str) -> None:
     if not all(texts):
-        raise Refused("with an empty text", "a sentence is empty")
+        raise BadLabelledRow("with an empty text", "a sentence is empty")
 
 
 def _json(line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Refused("not JSON", f"not JSON: {error}") from error
+        raise BadLabelledRow("not JSON", f"not JSON: {error}") from error
     if not isinstance(record, dict):
-        raise Refused("not JSON", f"{type(record).__name__} instead of a JSON object")
+        raise BadLabelledRow("not JSON", f"{type(record).__name__} instead of a JSON object")
     return record

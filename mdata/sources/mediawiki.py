@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from mdata.errors import BadInputError
 from mdata.sources.input_files import SourceFile
-from mdata.sources.warc import TextStream
+from mdata.sources.warc import DecompressedText
 
 _PAGE, _PAGE_END, _DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
 _LONGEST_HEAD = 1 << 20
@@ -60,7 +60,7 @@ class NotAPage(Exception):
     """A page that cannot be parsed; the message says why."""
 
 
-def page_spans(text: TextStream, file: SourceFile, *, longest: int) -> Iterator[tuple[int, bytes]]:
+def page_spans(text: DecompressedText, file: SourceFile, *, longest: int) -> Iterator[tuple[int, bytes]]:
     """Where each page begins, and its bytes; first the head. A page that is too long is cut, and ended.
 
     Raises:
@@ -95,7 +95,7 @@ def page_spans(text: TextStream, file: SourceFile, *, longest: int) -> Iterator[
         text.drop(at)
 
 
-def _page(text: TextStream, at: int, longest: int) -> tuple[bytes, int]:
+def _page(text: DecompressedText, at: int, longest: int) -> tuple[bytes, int]:
     """A page, and where it ends; nothing if the text ends first."""
     size = _SCAN_BYTES
     while True:
@@ -118,7 +118,7 @@ def _page(text: TextStream, at: int, longest: int) -> tuple[bytes, int]:
         text.drop(at)
 
 
-def _without_blanks(text: TextStream, at: int) -> int:
+def _without_blanks(text: DecompressedText, at: int) -> int:
     while (data := text.read(at, 64)) and not (rest := data.lstrip()):
         at += len(data)
     return at + len(data) - len(rest) if data else at

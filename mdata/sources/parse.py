@@ -11,7 +11,7 @@ import re
 
 from mdata.sources.input_files import Format
 from mdata.sources.jsonl import parse_lines
-from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch, Refused, decoded, too_long
+from mdata.sources.record_batch import BadRecord, BadRow, Column, ReadSpec, RecordBatch, decoded, too_long
 
 _BETWEEN_PARAGRAPHS = re.compile(rb"(?>\r\n|\r|\n){2,}")
 
@@ -50,6 +50,6 @@ def _parse_text(data: bytes, spec: ReadSpec) -> RecordBatch:
                 raise too_long(spec)
             texts.append(decoded(document))
             record_rows.append(row)
-        except Refused as refusal:
+        except BadRecord as refusal:
             bad_rows.append(refusal.bad_row(row, document, spec=spec))
     return RecordBatch(len(documents), record_rows if bad_rows else None, (Column(texts, None),), bad_rows)

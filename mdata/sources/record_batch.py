@@ -154,7 +154,7 @@ class RecordBatch:
     bad_rows: list[BadRow]
 
 
-class Refused(Exception):
+class BadRecord(Exception):
     """The reason why a row cannot become a record."""
 
     def __init__(self, kind: Kind, reason: str) -> None:
@@ -168,14 +168,14 @@ class Refused(Exception):
         return BadRow(row, self.kind, str(self), repr(excerpt[:_EXCERPT_CHARACTERS]), stored_line)
 
 
-def too_long(spec: ReadSpec) -> Refused:
+def too_long(spec: ReadSpec) -> BadRecord:
     """The fault of a record longer than the limit."""
-    return Refused("too-long", f"longer than {spec.max_record_bytes:,} bytes (max_record_bytes)")
+    return BadRecord("too-long", f"longer than {spec.max_record_bytes:,} bytes (max_record_bytes)")
 
 
-def list_refused(key: str) -> Refused:
+def list_refused(key: str) -> BadRecord:
     """The fault of a list of sentences where texts are split into sentences."""
-    return Refused("bad-value", f"key {key!r} holds a list, and a list of sentences cannot be split into sentences")
+    return BadRecord("bad-value", f"key {key!r} holds a list, and a list of sentences cannot be split into sentences")
 
 
 def decoded(data: bytes) -> str:
@@ -189,7 +189,7 @@ def decoded(data: bytes) -> str:
     except UnicodeDecodeError as error:
         guess = " (this looks like UTF-16)" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else ""
         problem = f"not UTF-8: byte 0x{data[error.start]:02x} at byte {error.start + 1}{guess}"
-        raise Refused("not-utf8", problem) from error
+        raise BadRecord("not-utf8", problem) from error
 
 
 def column_of(values: list[str] | list[list[str]] | list[str | list[str]], spec: ReadSpec) -> Column | None:

@@ -6,7 +6,7 @@ row.
 
 from __future__ import annotations
 
-from mdata.sources.record_batch import ReadSpec, Refused
+from mdata.sources.record_batch import BadRecord, ReadSpec
 from mdata.sources.row_filter import LookUp, WrongType
 from mdata.sources.text_template import TextTemplate
 
@@ -22,7 +22,7 @@ def is_kept(look_up: LookUp, spec: ReadSpec) -> bool:
     try:
         return spec.where.keeps(look_up)
     except WrongType as error:
-        raise Refused("bad-value", str(error)) from error
+        raise BadRecord("bad-value", str(error)) from error
 
 
 def filled_text(template: TextTemplate, look_up: LookUp) -> str:
@@ -41,18 +41,18 @@ def filled_text(template: TextTemplate, look_up: LookUp) -> str:
         except LookupError as error:
             if not part.optional:
                 problem = f"no key {part.name!r}, which --text-template needs (as {{{part.name}?}} it may be missing)"
-                raise Refused("no-key", problem) from error
+                raise BadRecord("no-key", problem) from error
             continue
         if value is None and part.optional:
             continue
         if not isinstance(value, str):
             hint = f" (as {{{part.name}?}} it may be null)" if value is None else ""
             shown = "null" if value is None else f"no text but {type(value).__name__}"
-            raise Refused("bad-value", f"key {part.name!r} of --text-template holds {shown}{hint}")
+            raise BadRecord("bad-value", f"key {part.name!r} of --text-template holds {shown}{hint}")
         texts.append(value)
     text = "".join(texts)
     if not is_unicode(text):
-        raise Refused("surrogate", "the text of --text-template holds a lone surrogate, which is not text")
+        raise BadRecord("surrogate", "the text of --text-template holds a lone surrogate, which is not text")
     return text
 
 

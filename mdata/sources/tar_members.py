@@ -18,7 +18,7 @@ from typing import IO, Any
 from mdata.errors import BadInputError, UsageError
 from mdata.sources.input_files import SourceFile
 from mdata.sources.record_batch import ReadSpec
-from mdata.sources.warc import TextStream
+from mdata.sources.warc import DecompressedText
 
 _LINES = (".jsonl", ".jsonlines", ".ndjson")
 _REFUSED = (".gz", ".zst", ".bz2", ".xz", ".parquet", ".arrow", ".tar", ".zip")
@@ -29,7 +29,7 @@ _OVERHANG = 4  # a row that is too long is cut this much behind the limit, which
 _LINE_ENDS = re.compile(rb"[\r\n]")
 
 
-def row_spans(text: TextStream, file: SourceFile, *, spec: ReadSpec) -> Iterator[tuple[int, bytes]]:
+def row_spans(text: DecompressedText, file: SourceFile, *, spec: ReadSpec) -> Iterator[tuple[int, bytes]]:
     """Rows as lines of JSON, and where in the archive each was complete.
 
     Raises:
@@ -100,7 +100,7 @@ def _refuse_unread(file: SourceFile, name: str, *, lost: bool) -> None:
 class _Stream:
     """A text as a file that is read once; the last bytes are kept, of which tarfile has not used all."""
 
-    def __init__(self, text: TextStream) -> None:
+    def __init__(self, text: DecompressedText) -> None:
         self._text = text
         self.at = 0
 

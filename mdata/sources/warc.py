@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from mdata.errors import BadInputError
 from mdata.sources.input_files import SourceFile
-from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch, Refused, decoded, too_long
+from mdata.sources.record_batch import BadRecord, BadRow, Column, ReadSpec, RecordBatch, decoded, too_long
 from mdata.sources.record_texts import filled_text, is_kept
 
 TEXT = "text"
@@ -31,7 +31,7 @@ _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _LINE_END = re.compile(rb"\r?\n(?![ \t])")
 
 
-class TextStream(Protocol):
+class DecompressedText(Protocol):
     """Decompressed text that is read from its beginning to its end."""
 
     def read(self, offset: int, size: int) -> bytes:
@@ -80,7 +80,7 @@ def parse_header(data: bytes) -> RecordHeader:
     return RecordHeader(fields, int(size))
 
 
-def record_spans(text: TextStream, file: SourceFile, *, longest: int) -> Iterator[tuple[int, bytes]]:
+def record_spans(text: DecompressedText, file: SourceFile, *, longest: int) -> Iterator[tuple[int, bytes]]:
     """Where each record begins, and its header, empty line and block; a block that is too long is cut.
 
     Raises:
@@ -107,7 +107,7 @@ def record_spans(text: TextStream, file: SourceFile, *, longest: int) -> Iterato
         text.drop(at)
 
 
-def _header_bytes(text: TextStream, at: int) -> tuple[bytes, int]:
+def _header_bytes(text: DecompressedText, at: int) -> tuple[bytes, int]:
     """A header, and its size with the empty line that ends it."""
     size = _SCAN_BYTES
     while True:
@@ -123,7 +123,7 @@ def _header_bytes(text: TextStream, at: int) -> tuple[bytes, int]:
         size *= 4
 
 
-def _without_line_ends(text: TextStream, at: int) -> int:
+def _without_line_ends(text: DecompressedText, at: int) -> int:
     """The first byte from an offset on that is not a line end."""
     while data := text.read(at, _SCAN_BYTES):
         rest = data.lstrip(b"\r\n")
@@ -166,7 +166,7 @@ def parse_records(data: bytes, spec: ReadSpec) -> RecordBatch:
             continue
         try:
             text = _text_of(header, block, spec)
-        except Refused as refusal:
+        except BadRecord as refusal:
             bad_rows.append(refusal.bad_row(rows, block, spec=spec))
             continue
         if text is not None:

@@ -24,7 +24,7 @@ from tests.trainer.convert.hf_models import save
 from trainer.config.parse import load_config
 from trainer.parallel.mesh import Mesh
 from trainer.run.metrics import read_metrics
-from trainer.tasks.generate import Request, continue_rows
+from trainer.tasks.generate import GenerationRequest, continue_rows
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -92,7 +92,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def continued(context: RankContext, folder: str, ids: list[int]) -> list[int]:
     """Eight tokens after these, on ranks that share each layer."""
     model = Model.load(folder, world=context.join(Mesh(context.world, tp=context.world)))
-    (answer,) = continue_rows(model, [Request(ids=tuple(ids), rules=Sampling(max_tokens=8, greedy=True))])
+    (answer,) = continue_rows(model, [GenerationRequest(ids=tuple(ids), rules=Sampling(max_tokens=8, greedy=True))])
     return list(answer.tokens)
 
 

@@ -23,7 +23,7 @@ from cli.mtrain import main
 from mdata.util.commands import command_line
 from tests.helpers.serving import Reply, Running
 from tests.trainer.convert.hf_models import save
-from trainer.tasks.generate import Request, continue_rows
+from trainer.tasks.generate import GenerationRequest, continue_rows
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -158,7 +158,7 @@ def test_a_killed_rank_ends_requests_and_ranks(model: str, when: str, rank: int)
     with started(model, "mesh.tp=2") as server:
         body = {"prompt": "the", "max_tokens": 20, "seed": 1}
         rules = Sampling(max_tokens=20, temperature=1.0, top_p=1.0, seed=1)
-        (alone,) = continue_rows(Model.load(model), [Request(ids=(116, 104, 101), rules=rules)])
+        (alone,) = continue_rows(Model.load(model), [GenerationRequest(ids=(116, 104, 101), rules=rules)])
         reply = server.ask("/v1/completions", {**body, "prompt": [116, 104, 101]})
         assert reply.body["choices"][0]["text"] == alone.text, "as on one rank"
         ranks = server.ranks()

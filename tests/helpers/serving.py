@@ -16,10 +16,10 @@ import uvicorn
 
 from trainer.serve.app import Server
 from trainer.serve.openai_api import Served
-from trainer.serve.rank import Link, Ready, serve_rank
+from trainer.serve.rank import EventPipes, Ready, serve_rank
 from trainer.serve.service import Service
 from trainer.serve.serving import bound_socket
-from trainer.tasks.engine import Engine
+from trainer.tasks.engine import DecodeEngine
 
 
 class Reply(NamedTuple):
@@ -35,7 +35,7 @@ class Running(NamedTuple):
 
     url: str
     server: Server
-    engine: Engine
+    engine: DecodeEngine
 
     def ask(
         self, path: str, body: Any = None, *, method: str | None = None, headers: Any = None, timeout_s: float = 60
@@ -67,7 +67,7 @@ def _decoded(data: bytes) -> Any:
 
 @contextmanager
 def running(
-    served: Served, *, engine: Engine | None = None, rows: int = 64, model: Any = None, **limits: Any
+    served: Served, *, engine: DecodeEngine | None = None, rows: int = 64, model: Any = None, **limits: Any
 ) -> Iterator[Running]:
     """A server that runs while the block does.
 
@@ -75,12 +75,12 @@ def running(
         model: with weights; None: that of `served`. limits: see `Server`.
     """
     model = model or served.model
-    engine = engine or Engine(model)
+    engine = engine or DecodeEngine(model)
     here, there = multiprocessing.Pipe()
     started, holder = threading.Event(), dict[str, Any]()
 
     def answer() -> None:
-        link = Link(server=there)
+        link = EventPipes(server=there)
         link.reply(Ready(engine.capacity))
         serve_rank(engine, model, link)
 

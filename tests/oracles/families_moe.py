@@ -25,7 +25,7 @@ from tests.trainer.engines import assemble, logical, reduced
 from tests.trainer.models import megatron
 from trainer.config.sections import ModelSection, MoESection, RunConfig
 from trainer.layers.experts import MoE
-from trainer.layers.router import Routing, Rows
+from trainer.layers.router import Routing, RowLayout
 from trainer.models.stage import Microbatch, NamedLoss
 from trainer.optim.schedules import rates
 from trainer.run.engine import Engine
@@ -185,7 +185,7 @@ def outputs(reference: Any) -> str:
     return ""
 
 
-def _kept(kept_NE: Tensor, expert_NK: Tensor, weight_NK: Tensor, rows: Rows) -> Tensor:
+def _kept(kept_NE: Tensor, expert_NK: Tensor, weight_NK: Tensor, rows: RowLayout) -> Tensor:
     return kept_NE.gather(1, expert_NK)
 
 

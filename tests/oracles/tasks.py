@@ -44,11 +44,11 @@ from trainer.serve import megatron_api
 from trainer.serve.errors import ApiError
 from trainer.serve.openai_api import Served, completion
 from trainer.serve.openai_api import answer_of as openai_answer
-from trainer.serve.rows import Piece, Row
+from trainer.serve.rows import OpenRow, RowDelta
 from trainer.tasks import engine as decoding
 from trainer.tasks.beam import Finished
-from trainer.tasks.engine import Engine, Token
-from trainer.tasks.generate import Answer, Request, continue_rows, search_beams
+from trainer.tasks.engine import DecodeEngine, Token
+from trainer.tasks.generate import Answer, GenerationRequest, continue_rows, search_beams
 from trainer.tasks.lambada import lambada, passage
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import (
@@ -248,7 +248,7 @@ def _limit(model: Callable[[], Model], case: Mapping[str, Any]) -> str:
 def _little_cache(model: Model, request: Mapping[str, Any]) -> str:
     """Difference: rows that the cache does not hold together wait, and their texts are those of rows alone."""
     prompts, most = [model.encode(prompt) for prompt in request["prompts"]], request["tokens_to_generate"]
-    engine = Engine(model, cache_tokens=50, max_batch=len(prompts), page_tokens=2)
+    engine = DecodeEngine(model, cache_tokens=50, max_batch=len(prompts), page_tokens=2)
     for number, prompt in enumerate(prompts):
         engine.add(decoding.Request(str(number), prompt, GREEDY, max_tokens=most, echo=not most))
     told: dict[str, list[Token]] = {str(number): [] for number in range(len(prompts))}
@@ -258,7 +258,9 @@ def _little_cache(model: Model, request: Mapping[str, Any]) -> str:
     for number, prompt in enumerate(prompts):
         found = [token.token for token in told[str(number)]]
         if most:
-            (alone,) = continue_rows(model, [Request(ids=tuple(prompt), rules=replace(GREEDY, max_tokens=most))])
+            (alone,) = continue_rows(
+                model, [GenerationRequest(ids=tuple(prompt), rules=replace(GREEDY, max_tokens=most))]
+            )
             if found != alone.tokens:
                 return f"row {number}: {found} instead of {alone.tokens}"
         else:
@@ -268,7 +270,7 @@ def _little_cache(model: Model, request: Mapping[str, Any]) -> str:
     return ""
 
 
-def _request(model: Model, request: Mapping[str, Any], prompt: str, *, n: int, bias: Any = None) -> Request:
+def _request(model: Model, request: Mapping[str, Any], prompt: str, *, n: int, bias: Any = None) -> GenerationRequest:
     blocked = _no_newline_after_colon(model) if request.get("prevent_newline_after_colon") else {}
     stop = ("\n\n",) if request.get("stop_on_double_eol") else ("\n",) if request.get("stop_on_eol") else ()
     asked = replace(
@@ -280,7 +282,7 @@ def _request(model: Model, request: Mapping[str, Any], prompt: str, *, n: int, b
         keep_stop=True,
     )
     ids = tuple(model.encode(prompt, add_bos=request.get("add_BOS", False)))
-    return Request(ids=ids, rules=asked, number=n, log_probs=0, prompt_log_probs=True)
+    return GenerationRequest(ids=ids, rules=asked, number=n, log_probs=0, prompt_log_probs=True)
 
 
 @functools.lru_cache(maxsize=8)
@@ -366,7 +368,9 @@ def _on(folder: Folder, case: Mapping[str, Any], compare: Callable[[Model, Mappi
 def _hf_greedy(model: Model, case: Mapping[str, Any]) -> str:
     asked = replace(GREEDY, max_tokens=len(case["new_ids"]))
     top = len(case["top5"][0])  # at the first places
-    (answer,) = continue_rows(model, [Request(ids=tuple(model.encode(case["prompt"])), rules=asked, log_probs=top)])
+    (answer,) = continue_rows(
+        model, [GenerationRequest(ids=tuple(model.encode(case["prompt"])), rules=asked, log_probs=top)]
+    )
     if list(answer.request.ids) != case["prompt_ids"] or answer.tokens != case["new_ids"]:
         return f"tokens {answer.tokens} instead of {case['new_ids']}"
     return _unlike(answer.log_probs, case["logprobs"]) or _unlike_top(answer.top[: len(case["top5"])], case["top5"])
@@ -374,7 +378,9 @@ def _hf_greedy(model: Model, case: Mapping[str, Any]) -> str:
 
 def _hf_batch(model: Model, case: Mapping[str, Any]) -> str:
     asked = replace(GREEDY, max_tokens=len(case["new_ids"][0]))
-    requests = [Request(ids=tuple(model.encode(p)), rules=asked, number=i) for i, p in enumerate(case["prompts"])]
+    requests = [
+        GenerationRequest(ids=tuple(model.encode(p)), rules=asked, number=i) for i, p in enumerate(case["prompts"])
+    ]
     for answer, theirs in zip(continue_rows(model, requests), case["new_ids"], strict=True):
         if answer.tokens != theirs[: len(answer.tokens)] or set(theirs[len(answer.tokens) :]) - model.ends:
             return f"tokens {answer.tokens} instead of {theirs}"
@@ -399,7 +405,7 @@ def _hf_beam(model: Model, case: Mapping[str, Any]) -> str:
 
 def _hf_stop(model: Model, case: Mapping[str, Any]) -> str:
     asked = replace(GREEDY, stop=tuple(case["stop"]), max_tokens=max(len(case["new_ids"]), 1))
-    (answer,) = continue_rows(model, [Request(ids=tuple(model.encode(case["prompt"])), rules=asked)])
+    (answer,) = continue_rows(model, [GenerationRequest(ids=tuple(model.encode(case["prompt"])), rules=asked)])
     return "" if answer.tokens == case["new_ids"] else f"tokens {answer.tokens} instead of {case['new_ids']}"
 
 
@@ -562,7 +568,7 @@ def _openai(folder: Folder, case: Mapping[str, Any]) -> str:
     """The whole answer of the server but for its name and time, from the functions that it calls."""
     body, model = case["request"], folder.model(case["request"]["model"])
     asked = completion(Served(model=model), body)
-    ((row, pieces),) = answered(Engine(model), asked.rows)
+    ((row, pieces),) = answered(DecodeEngine(model), asked.rows)
     answer = openai_answer(asked, [pieces])
     (choice,) = answer["choices"]
     # What scores a prompt alone makes no tokens.
@@ -584,9 +590,9 @@ def _openai(folder: Folder, case: Mapping[str, Any]) -> str:
     return _unlike(said["token_logprobs"], theirs["token_logprobs"]) or _unlike_top(tops, theirs["top"])
 
 
-def answered(engine: Engine, rows: Sequence[Row]) -> list[tuple[Row, list[Piece]]]:
+def answered(engine: DecodeEngine, rows: Sequence[OpenRow]) -> list[tuple[OpenRow, list[RowDelta]]]:
     """Rows with their pieces, from an engine without a server."""
-    by_id = {row.request.id: (row, list[Piece]()) for row in rows}
+    by_id = {row.request.id: (row, list[RowDelta]()) for row in rows}
     for row in rows:
         engine.add(row.request)
     while engine.busy:

@@ -65,7 +65,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # settings of peft, with the values
 }
 
 
-class Merged:
+class MergedWeights:
     """The tensors of a model with those of its adapters added; they are in at least fp32.
 
     Args:
@@ -171,7 +171,7 @@ def _merged(model: ModelFolder, adapter: Adapter) -> ModelFolder:
     return dataclasses.replace(
         model,
         config=dataclasses.replace(model.config, model=config),
-        source=Merged(adapter.base.source, adapter.source, scale=adapter.lora.scale),
+        source=MergedWeights(adapter.base.source, adapter.source, scale=adapter.lora.scale),
         adapter=adapter,
     )
 

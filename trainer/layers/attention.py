@@ -47,7 +47,7 @@ class Documents:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedTokens:
     """The tokens of rows that are computed, M of them; attention alone spreads them to whole rows.
 
     Args:
@@ -59,25 +59,25 @@ class Packed:
     place_N: Tensor
 
     @classmethod
-    def of(cls, flat_M: Tensor, num_tokens: int) -> Packed:
+    def of(cls, flat_M: Tensor, num_tokens: int) -> PackedTokens:
         """With the places of all tokens."""
         place_N = torch.zeros(num_tokens, dtype=torch.int64, device=flat_M.device)
         return cls(flat_M, place_N.index_copy(0, flat_M, torch.arange(len(flat_M), device=flat_M.device)))
 
 
-def spread(x_MF: Tensor, packed: Packed | None) -> Tensor:
+def spread(x_MF: Tensor, packed: PackedTokens | None) -> Tensor:
     """The features of whole rows: [N, F]; those of a token that is left out are never read."""
     return x_MF if packed is None else _Spread.apply(x_MF, packed)
 
 
-def pack(x_NF: Tensor, packed: Packed | None) -> Tensor:
+def pack(x_NF: Tensor, packed: PackedTokens | None) -> Tensor:
     """The tokens that are computed, of whole rows: [M, F]."""
     return x_NF if packed is None else _Pack.apply(x_NF, packed)
 
 
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_MF: Tensor, packed: Packed) -> Tensor:
+    def forward(ctx: Any, x_MF: Tensor, packed: PackedTokens) -> Tensor:
         ctx.packed = packed
         return x_MF.index_select(0, packed.place_N)
 
@@ -90,7 +90,7 @@ class _Pack(torch.autograd.Function):
     """Tokens that are left out have the gradient 0, so that they add nothing to those of keys."""
 
     @staticmethod
-    def forward(ctx: Any, x_NF: Tensor, packed: Packed) -> Tensor:
+    def forward(ctx: Any, x_NF: Tensor, packed: PackedTokens) -> Tensor:
         ctx.packed = packed
         return x_NF.index_select(0, packed.flat_M)
 
@@ -129,7 +129,7 @@ class Sequences:
     bias_HST: Tensor | None = None
     far_HD: Tensor | None = None
     mask_BHST: Tensor | None = None
-    packed: Packed | None = None
+    packed: PackedTokens | None = None
 
     def of_block(self, number: int) -> Sequences:
         """As the attention of a block sees them."""

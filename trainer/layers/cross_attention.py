@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.table import Kernels
-from trainer.layers.attention import Packed, pack, spread
+from trainer.layers.attention import PackedTokens, pack, spread
 from trainer.layers.base import Layer, Parallel, as_input
 from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
@@ -42,8 +42,8 @@ class CrossRows:
     encoder_length: int
     lengths_B: Tensor | None = None
     samples_B: Tensor | None = None
-    packed: Packed | None = None
-    read: Packed | None = None
+    packed: PackedTokens | None = None
+    read: PackedTokens | None = None
 
 
 def share(context_MD: Tensor, parallel: Parallel) -> Tensor:

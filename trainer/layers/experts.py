@@ -27,7 +27,7 @@ from trainer.layers.base import Layer, MainGradients, Parallel, as_input
 from trainer.layers.dispatch import Dispatch, Exchange, Gathering, SortedSlots, gathered_way, sort_slots
 from trainer.layers.mlp import MLP, activated
 from trainer.layers.recompute import recomputed
-from trainer.layers.router import Router, RouterLosses, Rows, score_logits
+from trainer.layers.router import Router, RouterLosses, RowLayout, score_logits
 from trainer.layers.shapes import GATED, MLPShape, MoEShape
 from trainer.parallel.collectives import Group, Pending
 
@@ -287,7 +287,7 @@ class MoE(nn.Module):
             self.shared = MLP(shared_shape(shape, expert), parallel, kernels=kernels)
             self.shared_gate = SharedGate(expert.width) if shape.shared_gate else None
 
-    def forward(self, x_ND: Tensor, rows: Rows, *, recompute: bool = False) -> tuple[Tensor, RouterLosses | None]:
+    def forward(self, x_ND: Tensor, rows: RowLayout, *, recompute: bool = False) -> tuple[Tensor, RouterLosses | None]:
         """(what the experts add, the router's losses)."""
         routing = self.router(x_ND, rows)
         way = self.experts.way(routing.expert_NK, all_computed=routing.dropless, fixed=rows.measured)

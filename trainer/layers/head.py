@@ -38,7 +38,7 @@ class VocabularyBias(Layer):
         self.bias = nn.Parameter(torch.empty(rows))
 
 
-class Sequences(NamedTuple):
+class SequenceLoss(NamedTuple):
     """A loss of sequences of tokens.
 
     Args:
@@ -72,7 +72,7 @@ def head_loss(
     softcap: float = 0.0,
     bias: VocabularyBias | None = None,
     parallel: Parallel | None = None,
-    sequences: Sequences | None = None,
+    sequences: SequenceLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """weight * -log softmax(x W^T + b)[label], in nats: the sum over all tokens, and each token's.
 
@@ -108,7 +108,7 @@ class _Options(NamedTuple):
     softcap: float
     bias: VocabularyBias | None
     parallel: Parallel
-    sequences: Sequences | None
+    sequences: SequenceLoss | None
 
 
 class _HeadLoss(torch.autograd.Function):

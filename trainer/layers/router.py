@@ -23,7 +23,7 @@ from trainer.parallel.collectives import Group, all_reduce_
 TINY = 1e-20  # added to a sum of sigmoids that divides
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """The rows of a microbatch.
 
     Args:
@@ -79,7 +79,7 @@ class Router(Layer):
         self.expert_bias: Tensor | None
         self.register_buffer("expert_bias", torch.empty(shape.num_experts) if shape.expert_bias else None)
 
-    def forward(self, x_ND: Tensor, rows: Rows) -> Routing:
+    def forward(self, x_ND: Tensor, rows: RowLayout) -> Routing:
         logits_NE = score_logits(x_ND, as_input(self, "weight"))
         if self.bias is not None:
             logits_NE = logits_NE + as_input(self, "bias")
@@ -123,7 +123,7 @@ class Router(Layer):
         return weight_NK if shape.weight_scale == 1 else weight_NK * shape.weight_scale
 
     @torch.no_grad()
-    def kept(self, expert_NK: Tensor, weight_NK: Tensor, rows: Rows) -> Tensor:
+    def kept(self, expert_NK: Tensor, weight_NK: Tensor, rows: RowLayout) -> Tensor:
         """bool[N, K]: which slots are within the capacity of their experts."""
         shape = self.shape
         weight_NE = weight_NK.new_full((len(weight_NK), shape.num_experts), -1.0).scatter(1, expert_NK, weight_NK)
@@ -142,7 +142,7 @@ class Router(Layer):
         return kept_BSE.reshape(weight_NE.shape).gather(1, expert_NK)
 
     def _losses(
-        self, logits_NE: Tensor, scores_NE: Tensor, expert_NK: Tensor, kept_NK: Tensor | None, rows: Rows
+        self, logits_NE: Tensor, scores_NE: Tensor, expert_NK: Tensor, kept_NK: Tensor | None, rows: RowLayout
     ) -> RouterLosses:
         shape, experts, (tp, cp) = self.shape, self.shape.num_experts, (self.parallel.tp, rows.cp)
         share_NE = scores_NE
@@ -183,7 +183,7 @@ class Router(Layer):
         all_tokens = float(rows.batch * rows.length * cp.size)
         return RouterLosses((balance, weight), (with_value(z_N.sum(), z), all_tokens), counts)
 
-    def _row_sums(self, x_NE: Tensor, rows: Rows) -> Tensor:
+    def _row_sums(self, x_NE: Tensor, rows: RowLayout) -> Tensor:
         """The sums over this rank's tokens of each row: [B, E]."""
         num_tokens = rows.batch * rows.length
         mine = self.parallel.local_tokens(num_tokens)

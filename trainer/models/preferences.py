@@ -12,14 +12,14 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.layers.head import Sequences, sequence_sums
+from trainer.layers.head import SequenceLoss, sequence_sums
 from trainer.models.stage import Microbatch, NamedLoss, PairRows
 from trainer.parallel.collectives import Group, all_reduce_
 
 LOSS_NAMES = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
 
 
-def pair_sequences(batch: Microbatch, pairs: PairRows, *, cp: Group) -> Sequences:
+def pair_sequences(batch: Microbatch, pairs: PairRows, *, cp: Group) -> SequenceLoss:
     """The conversations of a microbatch and their loss, for `head_loss`; puts rewards into `batch.losses`."""
     number_N, weight_N = pairs.number_BS.flatten(), batch.loss_mask_BS.flatten()
     # Of each pair the mask has one token with its weight, which is 0 if it does not count.
@@ -37,4 +37,4 @@ def pair_sequences(batch: Microbatch, pairs: PairRows, *, cp: Group) -> Sequence
         losses_N = -F.logsigmoid(margin_P)[number_N // 2] * weight_N
         return losses_N, slope_P.unsqueeze(1).mul(slope_P.new_tensor((1.0, -1.0))).flatten()
 
-    return Sequences(number_N, len(pairs.reference_K), cp, loss)
+    return SequenceLoss(number_N, len(pairs.reference_K), cp, loss)

@@ -28,7 +28,7 @@ from trainer.run.engine import EVALUATED_PER_RANK, Engine
 from trainer.tasks.classify import Predicted, class_names
 from trainer.tasks.in_training import Prompt
 from trainer.tasks.loaded_model import prompt_ids
-from trainer.tasks.score import Span, SpanScore, batches_by_length
+from trainer.tasks.score import ScoredSpan, SpanScore, batches_by_length
 
 TOGETHER = 2048  # tokens of a microbatch of a task: the logits of all of them exist at the same time
 
@@ -175,7 +175,7 @@ class RunScorer:
         return prompt_ids(self.tokenizer, text, bos=self.bos)
 
     def score_spans(
-        self, spans: Sequence[Span], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
+        self, spans: Sequence[ScoredSpan], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
     ) -> list[SpanScore]:
         """The score of each span, on all ranks; microbatches have a size of their own, whatever `batch_size`."""
         scores = dict[int, SpanScore]()
@@ -197,7 +197,7 @@ class RunScorer:
         texts = [list(prompt.ids) for prompt in prompts]
         going = list(range(len(prompts)))
         for _ in range(most):
-            spans = [Span((*texts[number], 0), len(texts[number])) for number in going]
+            spans = [ScoredSpan((*texts[number], 0), len(texts[number])) for number in going]
             likeliest = dict[int, int]()
             for numbers, batches in self._rounds(spans):
                 ids = self.engine.row_sums(batches, num_rows=len(numbers), loss=_likeliest).tolist()
@@ -210,7 +210,7 @@ class RunScorer:
                 break
         return [self.tokenizer.decode(text[len(prompt.ids) :]) for text, prompt in zip(texts, prompts, strict=True)]
 
-    def _rounds(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], list[Microbatch]]]:
+    def _rounds(self, spans: Sequence[ScoredSpan]) -> Iterator[tuple[list[int], list[Microbatch]]]:
         """(numbers of some spans, this rank's microbatches of them) until all spans have been in one."""
         engine, mesh = self.engine, self.engine.world.mesh
         # Ranks that share a row need equal parts of it; FP8's products need multiples of 16 tokens.
@@ -224,7 +224,7 @@ class RunScorer:
             numbers, left = left[: rows * together], left[rows * together :]
             yield numbers, self._microbatches([spans[i] for i in numbers], rows=rows, length=length)
 
-    def _microbatches(self, spans: Sequence[Span], *, rows: int, length: int) -> list[Microbatch]:
+    def _microbatches(self, spans: Sequence[ScoredSpan], *, rows: int, length: int) -> list[Microbatch]:
         """This rank's part of the spans, in as many microbatches as each rank has; rows left over are empty."""
         dp, device = self.engine.dp, self.engine.world.device
         batches = []

@@ -37,7 +37,7 @@ class Heartbeat:
         still: how many of them, including the last, found it at the same position.
         waits: for other ranks, or for its device. left: it has ended normally.
         where, peers: for messages: its position, and the ranks of the group that it communicates in.
-        host, times: where it runs, and the fields of its `Times`; (): none yet.
+        host, times: where it runs, and the fields of its `StepTimes`; (): none yet.
     """
 
     number: int = 0

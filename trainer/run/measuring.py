@@ -27,7 +27,7 @@ from trainer.models.family import family_of
 from trainer.plan.devices import device_named
 from trainer.plan.plan import Plan
 from trainer.run.engine import Engine
-from trainer.run.rank_times import RankTimes, Times, summary
+from trainer.run.rank_times import RankTimes, StepTimes, summary
 from trainer.run.step_report import StepReport
 
 
@@ -103,7 +103,7 @@ class Rate:
     def __init__(self) -> None:
         self.tokens, self.steps, self._seconds, self._waited, self._began = 0, 0, 0.0, 0.0, 0.0
         self.sync_s = 0.0  # of the steps whose reports were read
-        self._taken = 0.0, 0.0, Times(0.0, 0.0, 0.0)
+        self._taken = 0.0, 0.0, StepTimes(0.0, 0.0, 0.0)
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
@@ -118,7 +118,7 @@ class Rate:
         self._waited += time.perf_counter() - began
         return batch
 
-    def take(self) -> tuple[float, float, Times]:
+    def take(self) -> tuple[float, float, StepTimes]:
         """(tokens per second, share of waiting, times of a step); resets the counters.
 
         Without a step since the last call they are those of that call: on a GPU a report is read while the next step
@@ -126,7 +126,7 @@ class Rate:
         """
         if self.steps:
             rates = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
-            times = Times(*(total / self.steps for total in (self._seconds, self._waited, self.sync_s)))
+            times = StepTimes(*(total / self.steps for total in (self._seconds, self._waited, self.sync_s)))
             self._taken = *rates, times
         self.tokens, self.steps, self._seconds, self._waited, self.sync_s = 0, 0, 0.0, 0.0, 0.0
         return self._taken

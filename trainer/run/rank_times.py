@@ -16,7 +16,7 @@ SHOWN = 3  # slowest ranks that are named
 WORTH_NAMING = 0.1  # of a step's time that the others wait for one rank
 
 
-class Times(NamedTuple):
+class StepTimes(NamedTuple):
     """Mean times of a rank's last steps, in seconds.
 
     Args:
@@ -34,7 +34,7 @@ class RankTime(NamedTuple):
     """The times of a rank, and where it runs."""
 
     host: str
-    times: Times
+    times: StepTimes
 
 
 @dataclass(slots=True)
@@ -45,14 +45,14 @@ class RankTimes:
         mine: of this rank; None: not measured yet. ranks: of all ranks, as far as known; on rank 0 only.
     """
 
-    mine: Times | None = None
+    mine: StepTimes | None = None
     ranks: Mapping[int, RankTime] = field(default_factory=dict)
 
 
 def summary(ranks: Mapping[int, RankTime]) -> dict[str, Any]:
     """Smallest, median and largest of each time, and the slowest ranks, worst first."""
     by_time: dict[str, Any] = {}
-    for name in Times._fields:
+    for name in StepTimes._fields:
         values = {rank: getattr(of_rank.times, name) for rank, of_rank in ranks.items()}
         # A rank that is waited for waits least itself.
         worst = sorted(values, key=lambda rank: (values[rank] if name == "sync_s" else -values[rank], rank))

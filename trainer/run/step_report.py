@@ -118,7 +118,7 @@ class PendingReport:
     """The report of a step that may still be running.
 
     Attributes:
-        sync_s: see `Times` in rank_times.py; known when the report is read, and 0.0 on a single rank.
+        sync_s: see `StepTimes` in rank_times.py; known when the report is read, and 0.0 on a single rank.
 
     Args:
         numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes, squares.

@@ -53,7 +53,7 @@ from trainer.run.heartbeats import (
     verdict,
     without_store,
 )
-from trainer.run.rank_times import RankTime, RankTimes, Times
+from trainer.run.rank_times import RankTime, RankTimes, StepTimes
 from trainer.run.signals import ArrivedSignals
 
 TICK_S = 4.0
@@ -299,7 +299,7 @@ class Watchdog:
         self._heartbeats = heartbeats
         if self.ranks.rank == 0:
             self._times.ranks = {
-                rank: RankTime(heartbeat.host, Times(*heartbeat.times))
+                rank: RankTime(heartbeat.host, StepTimes(*heartbeat.times))
                 for rank, heartbeat in heartbeats.items()
                 if heartbeat.times
             }

@@ -29,8 +29,8 @@ from trainer.serve import megatron_api, openai_api
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import parsed_body
 from trainer.serve.openai_api import Completion, Served
-from trainer.serve.rows import Piece, beams_of, pieces
-from trainer.serve.service import Run, Service
+from trainer.serve.rows import RowDelta, beams_of, pieces
+from trainer.serve.service import OpenRequest, Service
 
 T = TypeVar("T")
 PAGE = Path(__file__).parent / "page.html"
@@ -161,9 +161,9 @@ class Server:
         answer = await _while_connected(request, self._gathered(run, asked.rows))
         return _json(openai_api.answer_of(asked, answer), headers=headers)
 
-    async def _gathered(self, run: Run, rows: Sequence[Any]) -> list[list[Piece]]:
+    async def _gathered(self, run: OpenRequest, rows: Sequence[Any]) -> list[list[RowDelta]]:
         """All pieces of each row."""
-        of_rows: list[list[Piece]] = [[] for _ in rows]
+        of_rows: list[list[RowDelta]] = [[] for _ in rows]
         began_s = time.monotonic()
         async with contextlib.aclosing(pieces(self.service, run, rows)) as stream:
             async for number, piece in stream:
@@ -172,7 +172,7 @@ class Server:
                 of_rows[number].append(piece)
         return of_rows
 
-    async def _events(self, asked: Completion, run: Run) -> AsyncIterator[bytes]:
+    async def _events(self, asked: Completion, run: OpenRequest) -> AsyncIterator[bytes]:
         began_s, first = time.monotonic(), True
         for chunk in openai_api.first_chunks(asked):
             yield _event(chunk)
@@ -322,7 +322,9 @@ class _Guard:
 class _EventStream(StreamingResponse):
     """Server-sent events; the rows are cancelled even if the client disconnects before the first one."""
 
-    def __init__(self, events: AsyncIterator[bytes], service: Service, run: Run, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, events: AsyncIterator[bytes], service: Service, run: OpenRequest, headers: Mapping[str, str]
+    ) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache", **headers})
         self._service, self._run = service, run
 

@@ -18,7 +18,7 @@ from mdata.errors import counted
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import is_number, is_whole
 from trainer.serve.rank import Found, Search
-from trainer.serve.rows import LARGEST_SEED, Piece, Row, make_row
+from trainer.serve.rows import LARGEST_SEED, OpenRow, RowDelta, make_row
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -73,11 +73,11 @@ class Asked(NamedTuple):
     length_penalty: float
 
 
-class Job(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A request as rows, or as a beam search. unknown: the fields that are not in `KNOWN`."""
 
     asked: Asked
-    rows: list[Row]
+    rows: list[OpenRow]
     search: Search | None
     unknown: list[str]
 
@@ -186,7 +186,7 @@ def _seed(body: Mapping[str, Any]) -> int:
     return int(seed)
 
 
-def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, strict: bool = False) -> Job:
+def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, strict: bool = False) -> ParsedRequest:
     """A body of `PUT /api` as rows.
 
     Args:
@@ -227,7 +227,7 @@ def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, st
             ends or model.ends,
             rules,
         )
-        return Job(asked, [], search, unknown)
+        return ParsedRequest(asked, [], search, unknown)
     rows = [
         make_row(
             model,
@@ -242,7 +242,7 @@ def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, st
         )
         for number, ids in enumerate(prompts)
     ]
-    return Job(asked, rows, None, unknown)
+    return ParsedRequest(asked, rows, None, unknown)
 
 
 def check_size(prompts: Sequence[Sequence[int]], new: int, *, most: int | None) -> None:
@@ -281,7 +281,7 @@ def newlines_after_colon(model: Model) -> dict[int, tuple[int, ...]]:
     return {tokenizer.encode_batch([":"])[0].tolist()[-1]: lines}
 
 
-def answer_of(model: Model, job: Job, pieces: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+def answer_of(model: Model, job: ParsedRequest, pieces: Sequence[Sequence[RowDelta]]) -> dict[str, Any]:
     """The answer: prompt and new text of each row, its tokens as texts, and log probabilities from the second on."""
     tokenizer = model.tokenizer
     assert tokenizer is not None, "a server has a tokenizer"
@@ -299,7 +299,7 @@ def answer_of(model: Model, job: Job, pieces: Sequence[Sequence[Piece]]) -> dict
     }
 
 
-def beam_answer(model: Model, job: Job, found: Found) -> dict[str, Any]:
+def beam_answer(model: Model, job: ParsedRequest, found: Found) -> dict[str, Any]:
     """The answer of a beam search, best first."""
     tokenizer, search = model.tokenizer, job.search
     assert tokenizer is not None and search is not None, "a server has a tokenizer"

@@ -19,7 +19,7 @@ from mdata.errors import counted
 from mdata.tokenizers.base.tokenizer import TextRefused
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import Fields, is_whole, shortened
-from trainer.serve.rows import LARGEST_SEED, Piece, Row, TokenFact, make_row
+from trainer.serve.rows import LARGEST_SEED, OpenRow, RowDelta, TokenFact, make_row
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -70,7 +70,7 @@ class Completion:
     """
 
     served: Served
-    rows: list[Row]
+    rows: list[OpenRow]
     chat: bool
     options: Options
     top: int | None
@@ -296,7 +296,7 @@ def _chat_prompt(served: Served, messages: Sequence[tuple[str, str]]) -> list[in
 # ---- answers
 
 
-def answer_of(asked: Completion, pieces: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+def answer_of(asked: Completion, pieces: Sequence[Sequence[RowDelta]]) -> dict[str, Any]:
     """The whole answer, from the pieces of each row."""
     choices = []
     for number, (row, of_row) in enumerate(zip(asked.rows, pieces, strict=True)):
@@ -321,7 +321,7 @@ def first_chunks(asked: Completion) -> Iterator[dict[str, Any]]:
             yield _chunk(asked, number, {"role": "assistant", "content": ""}, None, None)
 
 
-def chunk_of(asked: Completion, number: int, piece: Piece) -> dict[str, Any]:
+def chunk_of(asked: Completion, number: int, piece: RowDelta) -> dict[str, Any]:
     """A piece of one row."""
     row = asked.rows[number]
     said: Any = {"content": piece.text} if piece.text else {}

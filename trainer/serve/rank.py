@@ -29,7 +29,7 @@ from trainer.parallel.world import find_placement, join_world, leave_at_the_end
 from trainer.run.heartbeats import stands
 from trainer.run.watchdog import fingerprint
 from trainer.tasks.beam import Beam, Beams
-from trainer.tasks.engine import Engine, Request, Token
+from trainer.tasks.engine import DecodeEngine, Request, Token
 from trainer.tasks.generate import BeamSearch
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
@@ -64,7 +64,7 @@ class Found(NamedTuple):
     finish: str = "stop"
 
 
-class Refused(NamedTuple):
+class RefusedRequest(NamedTuple):
     """The engine rejected a request."""
 
     id: str
@@ -73,7 +73,7 @@ class Refused(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The model is loaded. capacity: tokens that a row can have. cache_tokens, cache_bytes: see `Engine`."""
+    """The model is loaded. capacity: tokens that a row can have. cache_tokens, cache_bytes: see `DecodeEngine`."""
 
     capacity: int
     cache_tokens: int = 0
@@ -81,11 +81,11 @@ class Ready(NamedTuple):
 
 
 Event = Request | Search | Cancel
-Reply = Token | Found | Refused
+Reply = Token | Found | RefusedRequest
 
 
 @dataclass
-class Link:
+class EventPipes:
     """How a rank gets its events.
 
     Args:
@@ -154,7 +154,7 @@ class _Searches:
         return finished
 
 
-def serve_rank(engine: Engine, model: Model, link: Link) -> None:
+def serve_rank(engine: DecodeEngine, model: Model, link: EventPipes) -> None:
     """Answer until the server's process closes its end."""
     searches = _Searches(model)
     while True:
@@ -172,7 +172,7 @@ def serve_rank(engine: Engine, model: Model, link: Link) -> None:
                 else:
                     engine.add(event)
             except UsageError as error:  # the same on all ranks
-                replies.append(Refused(event.id, str(error)))
+                replies.append(RefusedRequest(event.id, str(error)))
         if engine.busy:
             replies += engine.step()
         replies += searches.step()
@@ -180,7 +180,7 @@ def serve_rank(engine: Engine, model: Model, link: Link) -> None:
             link.reply((replies, engine.load()._asdict()))
 
 
-def send_beats(connection: Connection, link: Link, thread: int) -> None:
+def send_beats(connection: Connection, link: EventPipes, thread: int) -> None:
     """Send where a thread of this process is every BEAT_S seconds, until nobody listens."""
     before, still = tuple[Any, ...](), 0
     with suppress(OSError):
@@ -203,7 +203,7 @@ def serve_here(folder: Path, *, rank: int) -> None:
     place = find_placement(os.environ)
     assert place is not None, "a rank is started with its place in the environment"
     server, *pipes = settings["pipes"][rank]
-    link = Link(
+    link = EventPipes(
         server=None if server is None else Connection(server),
         others=[Connection(pipe, readable=False) for pipe in pipes] if rank == 0 else (),
         first=None if rank == 0 else Connection(pipes[0], writable=False),
@@ -220,7 +220,7 @@ def serve_here(folder: Path, *, rank: int) -> None:
         dtype=settings["dtype"],
         weights=settings["weights"],
     )
-    engine = Engine(model, max_batch=settings["max_batch"], cache_tokens=settings["cache_tokens"])
+    engine = DecodeEngine(model, max_batch=settings["max_batch"], cache_tokens=settings["cache_tokens"])
     link.reply(Ready(engine.capacity, engine.cache_tokens, engine.cache_bytes))
     try:
         serve_rank(engine, model, link)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mdata.errors import counted
 from trainer.serve.errors import ApiError
 from trainer.serve.rank import Found
-from trainer.serve.service import Run, Service
+from trainer.serve.service import OpenRequest, Service
 from trainer.tasks.engine import Request, Token
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
@@ -31,7 +31,7 @@ class TokenFact(NamedTuple):
     top: list[tuple[int, float]]
 
 
-class Piece(NamedTuple):
+class RowDelta(NamedTuple):
     """The next part of a row: text that is final, and tokens."""
 
     text: str
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class OpenRow:
     """One text to continue.
 
     Args:
@@ -63,7 +63,7 @@ class Row:
     _prompt: list[TokenFact] = field(default_factory=list)
     _begun: bool = False
 
-    def take(self, token: Token) -> Piece | None:
+    def take(self, token: Token) -> RowDelta | None:
         """The piece that one more token makes final; None: none yet."""
         # lm_eval takes a token for the likeliest if its number is the largest of `top`, bit for bit.
         log_prob = dict(token.top).get(token.token, token.logprob)
@@ -71,12 +71,12 @@ class Row:
         if token.prompt:
             self._prompt.append(fact)
             self.finish_reason = token.finish or ""
-            return Piece(self.echo or "", self._prompt) if token.finish else None
+            return RowDelta(self.echo or "", self._prompt) if token.finish else None
         text, facts = ("", list[TokenFact]()) if self._begun else (self.echo or "", self._prompt)
         self._begun = True
         new = self._said(token)
         self.text += new
-        return Piece(text + new, [*facts, fact])
+        return RowDelta(text + new, [*facts, fact])
 
     def _said(self, token: Token) -> str:
         self.tokens.append(token.token)
@@ -105,7 +105,7 @@ def make_row(
     top: int | None = None,
     echo: str | None = None,
     ends: frozenset[int] = frozenset(),
-) -> Row:
+) -> OpenRow:
     """A row, checked.
 
     Args:
@@ -131,7 +131,7 @@ def make_row(
         number=number,
     )
     stream = TextStream(tokenizer, prompt, stop=rules.stop, keep_stop=rules.keep_stop)
-    return Row(request, asked, stream, model.ends | ends, most, echo)
+    return OpenRow(request, asked, stream, model.ends | ends, most, echo)
 
 
 def check_room(model: Model, given: int, new: int) -> None:
@@ -152,7 +152,7 @@ def check_room(model: Model, given: int, new: int) -> None:
         )
 
 
-async def pieces(service: Service, run: Run, rows: Sequence[Row]) -> AsyncGenerator[tuple[int, Piece]]:
+async def pieces(service: Service, run: OpenRequest, rows: Sequence[OpenRow]) -> AsyncGenerator[tuple[int, RowDelta]]:
     """Pieces of all rows as they come, with the row's number; leaves the run at the end."""
     numbers = {row.request.id: number for number, row in enumerate(rows)}
     try:
@@ -168,7 +168,7 @@ async def pieces(service: Service, run: Run, rows: Sequence[Row]) -> AsyncGenera
         service.leave(run)
 
 
-async def beams_of(service: Service, run: Run) -> Found:
+async def beams_of(service: Service, run: OpenRequest) -> Found:
     """The result of a run that is a beam search."""
     try:
         async for reply in run:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from trainer.serve.errors import ApiError
-from trainer.serve.rank import Cancel, Event, Ready, Refused, Reply, Search
+from trainer.serve.rank import Cancel, Event, Ready, RefusedRequest, Reply, Search
 from trainer.tasks.engine import Request, Token
 
 
@@ -28,7 +28,7 @@ def hang_up(connection: Connection) -> None:
         end.shutdown(socket.SHUT_RDWR)
 
 
-class Run:
+class OpenRequest:
     """The rows of one request of a client, while they are open; iterate over their replies."""
 
     def __init__(self, service: Service, requests: Sequence[Request | Search]) -> None:
@@ -54,7 +54,7 @@ class Run:
                 raise reply
             if reply.id not in self.open_ids:
                 continue  # it came after `end`
-            if isinstance(reply, Refused):
+            if isinstance(reply, RefusedRequest):
                 raise ApiError(400, reply.text)
             if reply.finish is not None:
                 self.open_ids.discard(reply.id)
@@ -71,7 +71,7 @@ class Service:
     Attributes:
         ready: the model is loaded. stopping: no new run may begin. failure: why the ranks ended.
         load: the engine's last numbers. totals: counters for /metrics.
-        capacity, cache_tokens, cache_bytes: see `Engine`.
+        capacity, cache_tokens, cache_bytes: see `DecodeEngine`.
     """
 
     def __init__(self, connection: Connection, *, most_rows: int) -> None:
@@ -80,7 +80,7 @@ class Service:
         self.totals = {"prompt_tokens": 0, "tokens": 0, "rows": 0, "rows_cancelled": 0}
         self.most_rows, self.capacity, self.cache_tokens, self.cache_bytes = most_rows, 0, 0, 0
         self._connection, self._loop = connection, asyncio.get_running_loop()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, OpenRequest] = {}
         self._outgoing: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
         for target in (self._read, self._write):
             threading.Thread(target=target, daemon=True).start()
@@ -90,7 +90,7 @@ class Service:
         """Rows that have not ended."""
         return len(self._runs)
 
-    def begin(self, requests: Sequence[Request | Search]) -> Run:
+    def begin(self, requests: Sequence[Request | Search]) -> OpenRequest:
         """Send rows to the ranks. Whoever calls this calls `leave` at the end, whatever happens.
 
         Raises:
@@ -112,7 +112,7 @@ class Service:
                 "(--cache-tokens)",
                 code="context_length_exceeded",
             )
-        run = Run(self, requests)
+        run = OpenRequest(self, requests)
         self._runs |= dict.fromkeys(run.open_ids, run)
         self.totals["rows"] += len(requests)
         self.totals["prompt_tokens"] += sum(len(request.prompt) for request in requests)
@@ -132,7 +132,7 @@ class Service:
         if not self.ready.is_set():
             raise ApiError(503, "the model is still loading", kind="server_error")
 
-    def leave(self, run: Run, ids: Sequence[str] | None = None) -> None:
+    def leave(self, run: OpenRequest, ids: Sequence[str] | None = None) -> None:
         """Cancel rows of a run that are still open; None: all of them."""
         left = [id for id in (run.open_ids if ids is None else ids) if self._runs.pop(id, None) is not None]
         if left and not self.failure:

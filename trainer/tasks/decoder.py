@@ -29,7 +29,7 @@ from trainer.models.family import DecodeState
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import all_reduce_, start_receive_, start_send
 from trainer.tasks.loaded_model import Model
-from trainer.tasks.pages import Copy, PageTable, Pool, pages_for
+from trainer.tasks.pages import Copy, PagePool, PageTable, pages_for
 
 PAGE_TOKENS = 16
 CHUNK = 512  # tokens of a prefill
@@ -90,7 +90,7 @@ class Decoder:
             while pages > 1 and sum(counts[last] * page_bytes[last] for last in lasts) > free:
                 pages = pages * 9 // 10
                 counts = self._page_counts(pages, lasts, max_rows)
-        pools = [Pool(counts[last], last=last or None) for last in lasts]
+        pools = [PagePool(counts[last], last=last or None) for last in lasts]
         self.capacity = min(self._longest(pool) for pool in pools)
         self.table = PageTable(pools, page_tokens=page_tokens, slots=max_rows, longest=self._longest_row)
         self.cache_bytes = sum((counts[last] + 1) * page_bytes[last] for last in lasts) + (max_rows + 1) * row_bytes
@@ -401,7 +401,7 @@ class Decoder:
         """Pages of the longest row."""
         return pages_for(self._longest_row, last=last or None, chunk=self.chunk, page_tokens=self.page_tokens)
 
-    def _longest(self, pool: Pool) -> int:
+    def _longest(self, pool: PagePool) -> int:
         """Tokens of a row that has the pool to itself."""
         fits = self._needed(pool.last or 0) <= pool.pages
         return self._longest_row if fits else min(self._longest_row, pool.pages * self.page_tokens)
@@ -477,7 +477,7 @@ class BeamCache:
         self._decoder.records = False  # a recording costs more than the steps of one search
         self._text = tuple(text)
         self._ids, self._slots, self._length = list(ids), list[int](), 0
-        self._long = self._decoder.is_long(len(ids) + max_tokens)  # from the first token on, unlike in `Engine`
+        self._long = self._decoder.is_long(len(ids) + max_tokens)  # from the first token on, unlike in `DecodeEngine`
 
     def logits(self, rows: Sequence[Sequence[int]], parents: Sequence[int]) -> Tensor:
         """Logits after each row, on all ranks: fp32[B, V].

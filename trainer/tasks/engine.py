@@ -151,7 +151,7 @@ class _Flight(NamedTuple):
     arrived: torch.cuda.Event | None
 
 
-class Engine:
+class DecodeEngine:
     """Continues requests with a model.
 
     Args:

@@ -27,8 +27,7 @@ from trainer.checkpoint.location import Location
 from trainer.parallel.world import World
 from trainer.tasks.beam import Beam, Beams
 from trainer.tasks.decoder import BeamCache
-from trainer.tasks.engine import Engine, Token
-from trainer.tasks.engine import Request as EngineRequest
+from trainer.tasks.engine import DecodeEngine, Request, Token
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling, biased
 from trainer.tasks.text_stream import TextStream
@@ -40,7 +39,7 @@ MOST_LINE = 64 << 20  # characters of a line of prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GenerationRequest:
     """A text to continue.
 
     Args:
@@ -70,7 +69,7 @@ class Answer:
         prompt_log_probs: of the prompt's tokens from the second on. prompt_top: the likeliest at those places.
     """
 
-    request: Request
+    request: GenerationRequest
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str = ""
@@ -91,7 +90,7 @@ class Generated:
 
 
 def continue_rows(
-    model: Model, requests: Sequence[Request], *, sliding: bool = False, batch_size: int | None = None
+    model: Model, requests: Sequence[GenerationRequest], *, sliding: bool = False, batch_size: int | None = None
 ) -> list[Answer]:
     """Continue several prompts together; each as if it were alone.
 
@@ -106,7 +105,7 @@ def continue_rows(
 
 
 def answers_of(
-    model: Model, requests: Sequence[Request], *, sliding: bool = False, batch_size: int = BATCH_SIZE
+    model: Model, requests: Sequence[GenerationRequest], *, sliding: bool = False, batch_size: int = BATCH_SIZE
 ) -> Iterator[Answer]:
     """The answers of `continue_rows`, in order, each as soon as it and those before it are there."""
     most = [_max_tokens(model, request, sliding=sliding) for request in requests]
@@ -115,7 +114,7 @@ def answers_of(
     rows, longest = min(batch_size, len(requests)), 0
     for request, new in zip(requests, most, strict=True):
         longest = max(longest, min(_before(model, request.ids) + new, model.context))
-    engine = Engine(model, max_batch=rows, longest=longest)
+    engine = DecodeEngine(model, max_batch=rows, longest=longest)
     opened, added = dict[str, tuple[Answer, TextStream | None]](), 0
     for number in range(len(requests)):
         while added < min(len(requests), number + AHEAD * rows):
@@ -216,7 +215,9 @@ def generate(
     if problems := sampling.problems():
         raise UsageError("cannot generate: " + "; ".join(problems))
     model = Model.load(path, world=world, checkpoint=from_checkpoint, progress=progress)
-    requests = [Request(ids=tuple(model.encode(prompt)), rules=sampling, number=i) for i, prompt in enumerate(prompts)]
+    requests = [
+        GenerationRequest(ids=tuple(model.encode(prompt)), rules=sampling, number=i) for i, prompt in enumerate(prompts)
+    ]
     answers = continue_rows(model, requests, batch_size=BATCH_SIZE)
     texts = [
         Generated(prompt, answer.text, model.step, answer.finish_reason)
@@ -275,7 +276,7 @@ def read_prompts(path: Path, *, strict: bool = False) -> list[str | list[int]]:
 
 def write_samples(
     model: Model,
-    requests: Sequence[Request],
+    requests: Sequence[GenerationRequest],
     output: Path,
     *,
     texts: Sequence[str],
@@ -330,8 +331,8 @@ def answer_facts(answer: Answer) -> dict[str, Any]:
     return facts
 
 
-def _engine_request(request: Request, id: str, most: int, *, sliding: bool) -> EngineRequest:
-    return EngineRequest(
+def _engine_request(request: GenerationRequest, id: str, most: int, *, sliding: bool) -> Request:
+    return Request(
         id=id,
         prompt=request.ids,
         sampling=request.rules,
@@ -344,7 +345,7 @@ def _engine_request(request: Request, id: str, most: int, *, sliding: bool) -> E
     )
 
 
-def _take(token: Token, answer: Answer, stream: TextStream | None, *, engine: Engine) -> None:
+def _take(token: Token, answer: Answer, stream: TextStream | None, *, engine: DecodeEngine) -> None:
     """Add a token to an answer, which may end it."""
     request = answer.request
     if token.prompt:
@@ -368,7 +369,7 @@ def _take(token: Token, answer: Answer, stream: TextStream | None, *, engine: En
         engine.cancel(token.id)
 
 
-def _stream(model: Model, request: Request) -> TextStream | None:
+def _stream(model: Model, request: GenerationRequest) -> TextStream | None:
     rules, tokenizer = request.rules, model.tokenizer
     if tokenizer is None:
         if rules.stop:
@@ -378,7 +379,7 @@ def _stream(model: Model, request: Request) -> TextStream | None:
     return TextStream(tokenizer, before, stop=rules.stop, keep_stop=rules.keep_stop)
 
 
-def _max_tokens(model: Model, request: Request, *, sliding: bool) -> int:
+def _max_tokens(model: Model, request: GenerationRequest, *, sliding: bool) -> int:
     request.rules.check(model.vocab_size)
     model.check_ids(request.ids)
     if not request.ids:
@@ -409,7 +410,7 @@ def _check_room(model: Model, prompt: int, new: int) -> None:
         )
 
 
-def _job(model: Model, request: Request) -> str:
+def _job(model: Model, request: GenerationRequest) -> str:
     """Identifies what a line of samples depends on."""
     rules = dataclasses.asdict(request.rules)
     # Keys of JSON objects are texts.
@@ -429,7 +430,7 @@ def _job(model: Model, request: Request) -> str:
     return hash_of(json.dumps(facts))[:16]
 
 
-def _lines_there(output: Path, model: Model, requests: Sequence[Request]) -> int:
+def _lines_there(output: Path, model: Model, requests: Sequence[GenerationRequest]) -> int:
     """How many whole lines of these requests a file has; what an interrupted write left after them is cut off."""
     if not output.exists():
         return 0
@@ -474,10 +475,10 @@ def sample_requests(
     samples: int = 1,
     log_probs: int | None = None,
     prompt_log_probs: bool = False,
-) -> list[Request]:
-    """The requests of `samples` texts for each prompt, in the order of the prompts; see `Request`."""
+) -> list[GenerationRequest]:
+    """The requests of `samples` texts for each prompt, in the order of the prompts; see `GenerationRequest`."""
     return [
-        Request(
+        GenerationRequest(
             ids=tuple(ids),
             rules=rules,
             number=number,

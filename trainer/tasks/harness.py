@@ -25,10 +25,10 @@ from mdata.progress import SILENT, Progress
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, World, find_placement, join_world, leave_at_the_end
-from trainer.tasks.generate import Request, answers_of
+from trainer.tasks.generate import GenerationRequest, answers_of
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
-from trainer.tasks.score import Span
+from trainer.tasks.score import ScoredSpan
 
 MOST_NEW = 256  # tokens of an answer for which a task says nothing, as in HFLM
 # Options of a task's generation_kwargs that we have under their names.
@@ -118,7 +118,7 @@ class MtrainLM(TemplateLM):
                     f"a text of {len(continuation)} tokens cannot be scored", expected=f"1 to {self.max_length}"
                 )
             ids = [*context, *continuation][-self.max_length - 1 :]
-            spans.append(Span(ids, len(ids) - len(continuation)))
+            spans.append(ScoredSpan(ids, len(ids) - len(continuation)))
         scores = self.model.score_spans(spans, batch_size=self.batch_size, progress=self._progress)
         return [(score.log_prob, score.greedy) for score in scores]
 
@@ -156,7 +156,7 @@ class MtrainLM(TemplateLM):
         every = {i: text for part in gather_objects(texts, dp) for i, text in part.items()}
         return [every[i] for i in range(len(asked))]
 
-    def _request(self, number: int, context: str, options: Mapping[str, Any]) -> Request:
+    def _request(self, number: int, context: str, options: Mapping[str, Any]) -> GenerationRequest:
         given = dict(normalize_gen_kwargs(dict(options), MOST_NEW))
         most = int(given["max_gen_toks"])
         if most >= self.max_length:
@@ -171,7 +171,7 @@ class MtrainLM(TemplateLM):
         stop = tuple(text for text in given["until"] if text)
         ids = self.tok_encode(context) or [self.prefix_token_id]
         sampling = Sampling(**{"temperature": 1.0, "top_p": 1.0, **rules}, max_tokens=most, stop=stop)
-        return Request(ids=tuple(ids[-(self.max_length - most) :]), rules=sampling, number=number)
+        return GenerationRequest(ids=tuple(ids[-(self.max_length - most) :]), rules=sampling, number=number)
 
 
 def _world(tp: int, pp: int) -> World:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mdata import BadInputError, UsageError
 from mdata.errors import counted
 from mdata.progress import SILENT, Progress
-from trainer.tasks.score import Scorer, Span
+from trainer.tasks.score import ScoredSpan, Scorer
 from trainer.tasks.wikitext import read_text
 
 
@@ -101,7 +101,7 @@ def lambada(
         bare += not context
         ids = [*context, *label][-length - 1 :]
         # Without context the first token of a word cannot be predicted; the others are.
-        spans.append(Span(ids, max(1, len(ids) - len(label))))
+        spans.append(ScoredSpan(ids, max(1, len(ids) - len(label))))
     correct = sum(score.greedy for score in model.score_spans(spans, batch_size=batch_size, progress=progress))
     return {
         "task": "lambada",

@@ -50,7 +50,7 @@ from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, World, join_world
 from trainer.plan.check import DataFacts
 from trainer.plan.plan import Plan, make_plan
-from trainer.tasks.score import Span, SpanScore, batches_by_length
+from trainer.tasks.score import ScoredSpan, SpanScore, batches_by_length
 
 GENERATION_CONFIG = "generation_config.json"
 # What a folder of Hugging Face may recommend, by our names.
@@ -232,7 +232,7 @@ class Model:
         return Scores(log_prob_BS, greedy_BS > 0, (top_BSN[0], top_BSN[1]) if top else None)
 
     def score_spans(
-        self, spans: Sequence[Span], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
+        self, spans: Sequence[ScoredSpan], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
     ) -> list[SpanScore]:
         """The score of each span, on all ranks; `greedy` comes with the log probabilities.
 

@@ -22,7 +22,7 @@ class Copy(NamedTuple):
     target: int
 
 
-class Pool:
+class PagePool:
     """Pages of the blocks of one kind; page 0 belongs to no row.
 
     Args:
@@ -67,7 +67,7 @@ class PageTable:
         tables: int32[slots, pages of the longest row] for each pool; 0 where a row holds nothing.
     """
 
-    def __init__(self, pools: Sequence[Pool], *, page_tokens: int, slots: int, longest: int) -> None:
+    def __init__(self, pools: Sequence[PagePool], *, page_tokens: int, slots: int, longest: int) -> None:
         self.pools, self.page_tokens = tuple(pools), page_tokens
         width = -(-longest // page_tokens)
         self.tables = tuple(np.zeros((slots, width), dtype=np.int32) for _ in pools)

@@ -15,7 +15,7 @@ from typing import Any
 import mdata
 from mdata import UsageError
 from mdata.progress import SILENT, Progress
-from trainer.tasks.score import Scorer, Span
+from trainer.tasks.score import ScoredSpan, Scorer
 
 CHUNK = 4096  # windows that are in memory
 
@@ -53,10 +53,10 @@ class Sums:
         }
 
 
-def document_spans(ids: Sequence[int], *, begin: int, context: int) -> list[Span]:
+def document_spans(ids: Sequence[int], *, begin: int, context: int) -> list[ScoredSpan]:
     """The windows of one document: each token is predicted once, the first from `begin`."""
     row = [begin, *ids]
-    return [Span(row[start : start + context + 1], 1) for start in range(0, len(row) - 1, context)]
+    return [ScoredSpan(row[start : start + context + 1], 1) for start in range(0, len(row) - 1, context)]
 
 
 def perplexity(

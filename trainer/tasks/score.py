@@ -15,7 +15,7 @@ import mdata
 from mdata.progress import SILENT, Progress
 
 
-class Span(NamedTuple):
+class ScoredSpan(NamedTuple):
     """Tokens of which those from `first` on are scored; each is predicted from all before it."""
 
     ids: Sequence[int]
@@ -67,13 +67,13 @@ class Scorer(Protocol):
         ...
 
     def score_spans(
-        self, spans: Sequence[Span], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
+        self, spans: Sequence[ScoredSpan], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
     ) -> list[SpanScore]:
         """The score of each span, on all ranks; with greedy=False only its log probability means something."""
         ...
 
 
-def batches_by_length(spans: Sequence[Span], batch_size: int) -> list[list[int]]:
+def batches_by_length(spans: Sequence[ScoredSpan], batch_size: int) -> list[list[int]]:
     """The numbers of the spans that share a batch, the longest first."""
     by_length = sorted(range(len(spans)), key=lambda i: (-len(spans[i].ids), i))
     return [by_length[start : start + batch_size] for start in range(0, len(spans), batch_size)]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from mdata import BadInputError, UsageError
 from mdata.errors import counted
 from mdata.progress import SILENT, Progress
-from trainer.tasks.score import Scorer, Span
+from trainer.tasks.score import ScoredSpan, Scorer
 
 CAP = 20.0  # Megatron caps the exponent of a perplexity
 DETOKENIZERS = ("wiki", "ptb", "none")
@@ -129,7 +129,7 @@ def wikitext(
             expected="at least 2",
         )
     parts = windows(len(ids), sequence_length=length, overlap=overlap)
-    spans = [Span(ids[part.start : part.stop], part.first - part.start) for part in parts]
+    spans = [ScoredSpan(ids[part.start : part.stop], part.first - part.start) for part in parts]
     scores = model.score_spans(spans, batch_size=batch_size, greedy=False, progress=progress)
     total = -math.fsum(score.log_prob for score in scores)
     targets = len(ids) - 1

@@ -72,7 +72,7 @@ def _fields(section: Any) -> Iterator[tuple[str, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Times:
+class FollowerTimes:
     """When a follower looks, tries again and gives up, in seconds; see the constants of this file."""
 
     poll_s: float = POLL_S
@@ -103,7 +103,7 @@ class Sending:
         tell: Callable[[str], None],
         over: threading.Event | None = None,
         follow: bool = True,
-        times: Times = Times(),
+        times: FollowerTimes = FollowerTimes(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -289,7 +289,7 @@ def send(
     alive: Callable[[], bool],
     tell: Callable[[str], None],
     follow: bool,
-    times: Times = Times(),
+    times: FollowerTimes = FollowerTimes(),
 ) -> list[str]:
     """Send a run to trackers, each in its own thread; returns what could not be sent, by tracker.
 
@@ -324,7 +324,7 @@ def send(
     return [sending.lacks for sending in sendings if sending.lacks]
 
 
-def _locked(sending: Sending, run: TrackedRun, follow: bool, times: Times) -> None:
+def _locked(sending: Sending, run: TrackedRun, follow: bool, times: FollowerTimes) -> None:
     """Send while no other process does: the follower of an earlier start may still be sending to this tracker."""
     held = (f"another process is sending this run to {sending.name}", "wait for it; it sends everything")
     while True:

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from mdata import DamageError, _core
 from mdata.dedup import runs as module
-from mdata.dedup.runs import Run, SortedWriter, check_size, merged
+from mdata.dedup.runs import SortedRun, SortedWriter, check_size, merged
 from tests.helpers.examples import examples
 
 KEYS = st.sampled_from([0, 1, 5, 2**63, 2**64 - 1])
 
 
-def _written(path: Path, records: list[tuple[int, ...]], words: int, added: int = 0) -> Run:
+def _written(path: Path, records: list[tuple[int, ...]], words: int, added: int = 0) -> SortedRun:
     array = np.array(sorted(records), np.uint64).reshape(-1, words)
     with path.open("ab") as file:
         offset = file.tell()
         file.write(array.tobytes())
-    return Run(path, offset, len(array), added)
+    return SortedRun(path, offset, len(array), added)
 
 
 @pytest.mark.parametrize("words", [2, 3])

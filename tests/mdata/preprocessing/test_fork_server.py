@@ -24,7 +24,7 @@ import mdata
 from mdata.preprocessing.encode import EncodeSpec
 from mdata.preprocessing.fork_server import WorkerSetup, _run_server, _run_worker
 from mdata.preprocessing.shared_buffers import SharedBuffer, read_text, write_arrays
-from mdata.preprocessing.worker_pool import Pool, _buffers_per_worker, _Worker
+from mdata.preprocessing.worker_pool import WorkerPool, _buffers_per_worker, _Worker
 from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
@@ -51,7 +51,7 @@ def workers_of(fork_server: int, count: int) -> list[int]:
 def test_it_has_one_thread_when_it_forks(engine):
     """Else a lock that another thread held would stay locked in every worker."""
     spec = TokenizerSpec(type="HuggingFaceTokenizer", model=str(GOLDEN / "tokenizer"), engine=engine)
-    with Pool(2) as pool:
+    with WorkerPool(2) as pool:
         for result in pool.encode(work(), load_tokenizer(spec), spec=SPEC):
             assert len(list(Path(f"/proc/{pool._fork_server.process.pid}/task").iterdir())) == 1
             result.release()
@@ -110,7 +110,7 @@ def test_who_leaves_while_a_vocabulary_is_sent_leaves_nothing_behind(monkeypatch
     monkeypatch.setattr(
         FORK_SERVER.ForkServer, "_send", lambda self, message: (send(self, message), sent.append(message))
     )
-    with Pool(2) as pool:
+    with WorkerPool(2) as pool:
         pool.preload(BYTES._replace(files={"large": bytes(64 << 20)}))
     assert len(sent) == 1
     assert set(multiprocessing.active_children()) <= before
@@ -122,7 +122,7 @@ def test_a_wrong_expectation_changes_nothing():
 
     def ids(*expected: TokenizerConfig) -> list[list[int]]:
         found = []
-        with Pool(2) as pool:
+        with WorkerPool(2) as pool:
             for recipe in expected:
                 pool.preload(recipe)
             for result in pool.encode(work(), tokenizer, spec=SPEC):
@@ -142,7 +142,7 @@ def test_workers_have_their_next_chunk_while_they_work(tmp_path, monkeypatch, na
     tokenizer = load_tokenizer(TokenizerSpec(type="ByteTokenizer"))
     had, give = [], _Worker.send
     monkeypatch.setattr(_Worker, "send", lambda self, *words: (had.append(len(self.tasks)), give(self, *words)))
-    with Pool(3) as pool:
+    with WorkerPool(3) as pool:
         for result in pool.encode(found, tokenizer, spec=SPEC):
             result.release()
     assert had[:6] == [0, 0, 0, 1, 1, 1]
@@ -172,7 +172,7 @@ def test_memory_that_is_out_while_a_text_is_passed_is_an_error_of_a_resource(tmp
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with Pool(2) as pool, pytest.raises(mdata.ResourceError, match="passing text to a worker process"):
+    with WorkerPool(2) as pool, pytest.raises(mdata.ResourceError, match="passing text to a worker process"):
         monkeypatch.setattr(SharedBuffer, "write", full)
         list(pool.encode(found, tokenizer, spec=SPEC))
 
@@ -208,7 +208,7 @@ def test_as_many_results_wait_for_the_writer_as_there_are_workers(tmp_path, monk
 
 
 def test_a_worker_ends_at_once_when_the_pool_is_left():
-    with Pool(3) as pool:
+    with WorkerPool(3) as pool:
         results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
         next(results)
         workers = workers_of(pool._fork_server.process.pid, 3)
@@ -217,7 +217,7 @@ def test_a_worker_ends_at_once_when_the_pool_is_left():
 
 @pytest.mark.parametrize("code", [signal.SIGKILL, signal.SIGTERM])
 def test_how_a_worker_ended_is_known(code):
-    with Pool(2) as pool:
+    with WorkerPool(2) as pool:
         results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
         next(results)
         os.kill(workers_of(pool._fork_server.process.pid, 2)[1], code)
@@ -274,7 +274,7 @@ def is_alive(pid: int) -> bool:
 
 def test_no_process_is_left_over():
     before = set(multiprocessing.active_children())
-    with Pool(2):
+    with WorkerPool(2):
         pass
     assert set(multiprocessing.active_children()) <= before
 

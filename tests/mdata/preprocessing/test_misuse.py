@@ -14,7 +14,7 @@ import pytest
 
 import mdata
 from mdata import BadInputError, ResourceError, UsageError
-from mdata.preprocessing.worker_pool import Pool
+from mdata.preprocessing.worker_pool import WorkerPool
 from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
@@ -102,7 +102,7 @@ def test_workers_that_never_began_are_named():
     tokenizer = load_tokenizer(TokenizerSpec(type="ByteTokenizer"))
     (file,) = find_files((str(GOLDEN / "corpus.jsonl"),))
     work = chunks([file], 1 << 20, spec=ReadSpec())
-    with Pool(2) as pool:
+    with WorkerPool(2) as pool:
         pool._fork_server.process.kill()
         pool._fork_server.process.join()
         with pytest.raises(ResourceError, match=r"(?s)a worker process died while it read .*found: signal 9"):

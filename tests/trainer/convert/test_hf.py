@@ -57,7 +57,7 @@ from trainer.models.family import family_named, family_of
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.run.resume import find_start
-from trainer.tasks.generate import Request, Sampling, continue_rows, generate
+from trainer.tasks.generate import GenerationRequest, Sampling, continue_rows, generate
 from trainer.tasks.loaded_model import Model
 
 transformers = pytest.importorskip("transformers")
@@ -109,7 +109,7 @@ def test_both_write_the_same_greedy_text(name, tmp_path):
     prompts = ["the ", "Zwei", "z" * 30]
     rules, ties = Sampling(max_tokens=24, greedy=True), Ties()
     ours = Model.load(tmp_path / "ours", world=world)
-    requests = [Request(ids=tuple(ours.encode(prompt)), rules=rules) for prompt in prompts]
+    requests = [GenerationRequest(ids=tuple(ours.encode(prompt)), rules=rules) for prompt in prompts]
     for prompt, answer in zip(prompts, continue_rows(ours, requests), strict=True):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         found = model.generate(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.layers.base import Parallel
-from trainer.layers.router import Router, Rows
+from trainer.layers.router import Router, RowLayout
 from trainer.layers.shapes import MoEShape
 from trainer.parallel.collectives import Group
 
@@ -61,7 +61,7 @@ def test_choices_weights_and_losses_are_those_of_the_definition(form: str) -> No
     router = _router(shape)
     weight_ED, bias_E = router.weight.detach(), router.bias.tolist()
     x_ND = torch.randn(ROWS * LENGTH, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    routing = router(x_ND.requires_grad_(), Rows(ROWS, LENGTH, Group.single("cp")))
+    routing = router(x_ND.requires_grad_(), RowLayout(ROWS, LENGTH, Group.single("cp")))
     bias = [0.0] * EXPERTS if router.expert_bias is None else router.expert_bias.tolist()
     share_sum, plain, load = ([[0.0] * EXPERTS for _ in range(ROWS)] for _ in range(3))
     squares = entropy = 0.0
@@ -122,7 +122,7 @@ def test_logits_of_a_model_in_16_bits_are_not() -> None:
         router.weight.zero_()
         router.weight[:, 0] = 1
         router.weight[1, 1] = 2**-9
-    routing = router(torch.ones(1, WIDTH, dtype=torch.bfloat16), Rows(1, 1, Group.single("cp")))
+    routing = router(torch.ones(1, WIDTH, dtype=torch.bfloat16), RowLayout(1, 1, Group.single("cp")))
     assert routing.expert_NK.item() == 1 and routing.weight_NK.dtype == torch.float32
 
 
@@ -130,5 +130,5 @@ def test_a_capacity_by_position_keeps_the_first_tokens() -> None:
     shape = MoEShape(num_experts=2, top_k=1, ffn_hidden_size=4, capacity_factor=0.5, drop="position")
     router = _router(shape, bias=False)
     expert_NK, weight_NK = torch.zeros(64, 1, dtype=torch.int64), torch.rand(64, 1)
-    kept = router.kept(expert_NK, weight_NK, Rows(1, 64, Group.single("cp"))).flatten().tolist()
+    kept = router.kept(expert_NK, weight_NK, RowLayout(1, 64, Group.single("cp"))).flatten().tolist()
     assert kept == [True] * 16 + [False] * 48

@@ -31,7 +31,7 @@ from trainer.kernels.table import PLAIN
 from trainer.layers.base import Parallel
 from trainer.layers.dispatch import Dispatch
 from trainer.layers.experts import Experts
-from trainer.layers.router import Router, Rows
+from trainer.layers.router import Router, RowLayout
 from trainer.layers.shapes import MLPShape, MoEShape
 from trainer.models.family import family_of
 from trainer.models.gpt.cost import active_parameters
@@ -359,7 +359,7 @@ def test_the_capacity_of_an_expert_is_counted_over_rows_or_the_microbatch(drop, 
     router = Router(shape, 2, Parallel(Group.single("tp"), sequence_parallel=False), bias=False)
     expert_NK = torch.tensor([0, 0, 0, 1, 2, 2, 0, 0, 0, 0, 0, 1]).unsqueeze(1)  # two rows of six tokens
     weight_NK = torch.tensor([0.1, 0.3, 0.2, 0.4, 0.5, 0.6, 0.7, 0.2, 0.8, 0.25, 0.9, 0.1]).unsqueeze(1)
-    kept = router.kept(expert_NK, weight_NK, Rows(2, 6, Group.single("cp"))).flatten().tolist()
+    kept = router.kept(expert_NK, weight_NK, RowLayout(2, 6, Group.single("cp"))).flatten().tolist()
     expected = {
         # ceil(6 / 3) = 2 slots of each expert in a row; ceil(12 / 3) = 4 in the microbatch, second tokens after first.
         ("row", "weight"): [0, 1, 1, 1, 1, 1, 0, 0, 1, 0, 1, 1],

@@ -19,7 +19,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.run.data import open_data
 from trainer.run.metrics import read_metrics
 from trainer.run.train import train
-from trainer.tasks.generate import Request, continue_rows
+from trainer.tasks.generate import GenerationRequest, continue_rows
 from trainer.tasks.in_training import FixedTask, read_evaluations, read_tasks, score_tasks, task_problems
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
@@ -153,7 +153,7 @@ def _answered(context: RankContext, folder: Path) -> list[str]:
     template = choose_template("plain", model.tokenizer)
     rules = Sampling(temperature=0.0, max_tokens=12)
     ids = [tuple(answer_prompt(template, model.tokenizer, [("user", text)])) for text in PROMPTS]
-    return [answer.text for answer in continue_rows(model, [Request(ids=of, rules=rules) for of in ids])]
+    return [answer.text for answer in continue_rows(model, [GenerationRequest(ids=of, rules=rules) for of in ids])]
 
 
 @pytest.mark.parametrize(

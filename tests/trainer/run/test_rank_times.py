@@ -14,18 +14,18 @@ from tests.trainer.run.test_profiling import run_in
 from trainer.parallel.mesh import Mesh
 from trainer.run.heartbeats import WatchedRanks
 from trainer.run.log_text import step_text
-from trainer.run.rank_times import RankTime, RankTimes, Times, held_up_text, summary
+from trainer.run.rank_times import RankTime, RankTimes, StepTimes, held_up_text, summary
 from trainer.run.train import train
 from trainer.run.watchdog import Watchdog
 
-RANKS = {rank: RankTime(f"gpu{rank // 2:03}", Times(0.5, 0.01, 0.15)) for rank in range(6)}
+RANKS = {rank: RankTime(f"gpu{rank // 2:03}", StepTimes(0.5, 0.01, 0.15)) for rank in range(6)}
 
 
 def test_the_slowest_three_are_named() -> None:
     ranks = {
         **RANKS,
-        4: RankTime("gpu002", Times(0.51, 0.2, 0.02)),
-        1: RankTime("gpu000", Times(0.52, 0.01, 0.1)),
+        4: RankTime("gpu002", StepTimes(0.51, 0.2, 0.02)),
+        1: RankTime("gpu000", StepTimes(0.52, 0.01, 0.1)),
     }
     found = summary(ranks)
     assert found["step_time_s"] | {"min": 0.5, "median": 0.5, "max": 0.52} == found["step_time_s"]
@@ -44,7 +44,7 @@ def test_the_slowest_three_are_named() -> None:
 
 
 def test_times_travel_with_heartbeats() -> None:
-    store, times = HashStore(), [RankTimes(mine=Times(0.5, 0.1, 0.2)), RankTimes()]
+    store, times = HashStore(), [RankTimes(mine=StepTimes(0.5, 0.1, 0.2)), RankTimes()]
     dogs = [
         Watchdog(
             WatchedRanks(rank=rank, world_size=2), store=store, end=lambda error: None, tick_s=0.02, times=times[rank]
@@ -52,14 +52,14 @@ def test_times_travel_with_heartbeats() -> None:
         for rank in (0, 1)
     ]
     with dogs[0], dogs[1]:
-        times[1].mine = Times(0.6, 0.0, 0.01)
+        times[1].mine = StepTimes(0.6, 0.0, 0.01)
         for _ in range(500):
             if len(times[0].ranks) == 2:
                 break
             time.sleep(0.02)
     assert {rank: known.times for rank, known in times[0].ranks.items()} == {
-        0: Times(0.5, 0.1, 0.2),
-        1: Times(0.6, 0.0, 0.01),
+        0: StepTimes(0.5, 0.1, 0.2),
+        1: StepTimes(0.6, 0.0, 0.01),
     }
     assert times[0].ranks[1].host
 

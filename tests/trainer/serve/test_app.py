@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.house_rules import ROOT
 from tests.helpers.serving import running
-from trainer.tasks.engine import Engine
+from trainer.tasks.engine import DecodeEngine
 from trainer.tasks.generate import search_beams
 
 PROMPT = {"prompt": "the man", "max_tokens": 6, "seed": 3}
@@ -313,7 +313,7 @@ def test_the_openai_package(server):
 @pytest.mark.timeout(7200)
 def test_a_thousand_clients_and_a_cache_too_small(served, model):
     prompts = [f"client {i}" for i in range(1000)]
-    engine = Engine(model, cache_tokens=100, max_batch=16)
+    engine = DecodeEngine(model, cache_tokens=100, max_batch=16)
     with running(served, engine=engine, rows=1000) as server:
 
         def text(prompt: str) -> str:

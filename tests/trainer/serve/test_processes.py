@@ -10,7 +10,7 @@ import pytest
 from trainer.run.heartbeats import Heartbeat
 from trainer.serve import rank
 from trainer.serve.processes import POLL_S, SILENT_S, STILL_S, Beats
-from trainer.serve.rank import Link, send_beats
+from trainer.serve.rank import EventPipes, send_beats
 
 SILENT, STILL = round(SILENT_S / POLL_S), round(STILL_S / POLL_S)
 
@@ -54,7 +54,7 @@ def test_a_rank_that_has_ended_is_no_fault_of_beats():
 def test_beats_say_where_a_thread_is_and_whether_it_moves(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rank, "BEAT_S", 0.01)
     reader, writer = Pipe(duplex=False)
-    link, leave = Link(), threading.Event()
+    link, leave = EventPipes(), threading.Event()
     stands = threading.Thread(target=leave.wait)
     stands.start()
     beating = threading.Thread(target=send_beats, args=(writer, link, stands.ident))

@@ -24,7 +24,7 @@ from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.tasks import decoder
-from trainer.tasks.engine import Engine, Load, Request
+from trainer.tasks.engine import DecodeEngine, Load, Request
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -148,14 +148,14 @@ def _against_twin(context, name):
     model, asked = make_model(context, name), requests(16 if name == "llama" else 5)
     wanted = twins(model, asked)
     for batch, chunk, page in ((1, 512, 16), (3, 7, 2), (16, 64, 4)):
-        engine = Engine(model, max_batch=batch, prefill_chunk=chunk, page_tokens=page)
+        engine = DecodeEngine(model, max_batch=batch, prefill_chunk=chunk, page_tokens=page)
         compare(run(engine, asked), wanted)
         assert engine.load() == Load(0, 0, 0, engine.load().pages)
-    engine = Engine(model, cache_tokens=60, max_batch=4, page_tokens=4)
+    engine = DecodeEngine(model, cache_tokens=60, max_batch=4, page_tokens=4)
     assert engine.cache_tokens == (0 if name == "mixers" else 60) and engine.cache_bytes > 0
     engine._lags = True  # as on a GPU: tokens of a step are read while the next one runs
     compare(run(engine, asked), wanted)
-    return {reason for *_, (reason,) in run(Engine(model, max_batch=16), asked).values()}
+    return {reason for *_, (reason,) in run(DecodeEngine(model, max_batch=16), asked).values()}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -177,7 +177,7 @@ class Replay:
 
 def _padded(context, name):
     model, asked = make_model(context, name), requests(7)
-    engine = Engine(model, max_batch=6, page_tokens=4)
+    engine = DecodeEngine(model, max_batch=6, page_tokens=4)
     engine._decoder.records = True
     with mock.patch.object(decoder, "_Recording", Replay):
         compare(run(engine, asked), twins(model, asked))
@@ -206,7 +206,7 @@ class Wrong(Replay):
 
 def _without_graphs(context, pp):
     model, asked = make_model(context, "gpt2", pp=pp), requests(3)
-    engine = Engine(model, max_batch=6, page_tokens=4)
+    engine = DecodeEngine(model, max_batch=6, page_tokens=4)
     engine._decoder.records = True
     with mock.patch.object(decoder, "_Recording", Wrong), pytest.warns(RuntimeWarning) as told:
         found = run(engine, asked)
@@ -227,7 +227,7 @@ def test_a_recording_that_fails_on_one_rank_is_used_by_none(ranks, pp, reason):
 def _little_cache(context, name):
     model = make_model(context, name)
     asked = [request._replace(prompt=request.prompt[:9], max_tokens=25) for request in requests(10)]
-    engine = Engine(model, cache_tokens=CONTEXT, max_batch=16, prefill_chunk=8, page_tokens=4)
+    engine = DecodeEngine(model, cache_tokens=CONTEXT, max_batch=16, prefill_chunk=8, page_tokens=4)
     most, preempted = 0, 0
 
     def check():
@@ -249,7 +249,7 @@ def test_a_cache_that_is_ten_times_too_small_gives_the_same_texts(name):
 def _come_and_go(context):
     model, asked = make_model(context), requests(9)
     wanted, found = twins(model, asked), {}
-    engine = Engine(model, max_batch=4, prefill_chunk=8, page_tokens=4)
+    engine = DecodeEngine(model, max_batch=4, prefill_chunk=8, page_tokens=4)
     for i, request in enumerate(asked):
         engine.add(request._replace(max_tokens=25 if i == 2 else request.max_tokens))
         for token in engine.step():
@@ -280,7 +280,7 @@ def _at_random(context, seeds):
     wanted, preempted = twins(model, pool), 0
     for seed in seeds:
         draw = random.Random(seed)
-        engine = Engine(model, cache_tokens=draw.choice((24, 48)), max_batch=4, prefill_chunk=8, page_tokens=4)
+        engine = DecodeEngine(model, cache_tokens=draw.choice((24, 48)), max_batch=4, prefill_chunk=8, page_tokens=4)
         engine._lags = bool(seed % 2)
         found, left, cancelled = {}, draw.sample(pool, len(pool)), set()
         while left or engine.busy:
@@ -319,7 +319,7 @@ def _scored(context, pp):
     scores = model.score([prompt], top=3, bias=rules.logit_bias)
     asked = Request("x", prompt, rules, max_tokens=2, top_logprobs=3, echo=True, n=2)
     for chunk in (3, 512):
-        engine = Engine(model, prefill_chunk=chunk, page_tokens=4)
+        engine = DecodeEngine(model, prefill_chunk=chunk, page_tokens=4)
         engine.add(asked)
         told = [token for _ in range(20) for token in engine.step()]
         given = [token for token in told if token.prompt]
@@ -345,7 +345,7 @@ def test_prompts_are_scored_on_the_way(ranks, pp):
 
 def _layout(context, name, pp, lags=False):
     model, asked = make_model(context, name, pp=pp), requests(8)
-    engine = Engine(model, cache_tokens=96, max_batch=6, prefill_chunk=16, page_tokens=4)
+    engine = DecodeEngine(model, cache_tokens=96, max_batch=6, prefill_chunk=16, page_tokens=4)
     engine._lags = lags
     found = run(engine, [*asked, SAMPLES])
     return {key: (tokens, log_probs) for key, (tokens, log_probs, _) in found.items()}
@@ -375,7 +375,7 @@ def test_every_layout_gives_the_same_tokens(name):
 
 def _refusals(context):
     model = make_model(context)
-    engine = Engine(model, cache_tokens=20, max_batch=2, page_tokens=4)
+    engine = DecodeEngine(model, cache_tokens=20, max_batch=2, page_tokens=4)
     assert engine.capacity == 20
     engine.add(Request("a", [1], GREEDY, max_tokens=3))
     for request, text in (
@@ -396,7 +396,7 @@ def _refusals(context):
     assert engine.load()[:2] == (0, 1), "what was refused has left nothing"
     for options in ({"max_batch": 0}, {"cache_tokens": 0}):
         with pytest.raises(UsageError, match="is below 1"):
-            Engine(model, **options)
+            DecodeEngine(model, **options)
     with torch.no_grad():
         model.module.head.weight.fill_(math.nan)
     with pytest.raises(DamageError, match="logits are not numbers"):
@@ -410,7 +410,7 @@ def test_what_cannot_be_answered_is_refused():
 def _thousand(context):
     model, asked = make_model(context, "window and whole"), requests(1000)
     wanted = twins(model, asked)
-    engine = Engine(model, cache_tokens=150, max_batch=32, prefill_chunk=32, page_tokens=4)
+    engine = DecodeEngine(model, cache_tokens=150, max_batch=32, prefill_chunk=32, page_tokens=4)
     compare(run(engine, asked), wanted)
 
 
@@ -424,7 +424,7 @@ def _float8(context):
     model, asked = make_model(context, "latent"), Request("x", [5, 9, 100, 7, 7, 30, 2], GREEDY, max_tokens=2)
     keep_float8_weights(model.module, device=torch.device("cpu"))
     _, log_probs, _ = continue_row(model, asked.prompt, asked.sampling, max_tokens=asked.max_tokens)
-    ((_, found, _),) = run(Engine(model, page_tokens=4), [asked]).values()
+    ((_, found, _),) = run(DecodeEngine(model, page_tokens=4), [asked]).values()
     assert found == pytest.approx(log_probs, abs=0.02)  # the whole context rounds latents, too
 
 

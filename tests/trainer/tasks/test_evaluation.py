@@ -25,7 +25,7 @@ from trainer.parallel.params import Place
 from trainer.tasks.lambada import lambada, passage, read_passages
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.perplexity import document_spans, perplexity, perplexity_text
-from trainer.tasks.score import Span
+from trainer.tasks.score import ScoredSpan
 from trainer.tasks.wikitext import detokenize, detokenizer_by_path, megatron_windows, read_wikitext, wikitext, windows
 
 WORDS = build_tokenizer("NullTokenizer", {}, options={"vocab_size": 250})
@@ -82,12 +82,12 @@ def _by_hand(context: RankContext, folder: Path) -> None:
         total -= float(model.logits(ids[start:target])[-1].log_softmax(-1)[ids[target]])
     assert found["avg_loss"] == pytest.approx(total / 59, abs=1e-5)
     assert found["adjusted_ppl"] == pytest.approx(math.exp(min(20, total / 59)), rel=1e-4)
-    (pair, single) = model.score_spans([Span([1, 2, 3], 2), Span([4], 1)])
+    (pair, single) = model.score_spans([ScoredSpan([1, 2, 3], 2), ScoredSpan([4], 1)])
     log_probs = model.logits([1, 2])[-1].log_softmax(-1)
     assert pair.log_prob == pytest.approx(float(log_probs[3]), abs=1e-5)
     assert pair.greedy == (int(log_probs.argmax()) == 3) and single == (0.0, True)
     with pytest.raises(UsageError, match="a row of 18 tokens does not fit"):
-        model.score_spans([Span([1] * 18, 1)])
+        model.score_spans([ScoredSpan([1] * 18, 1)])
     with pytest.raises(UsageError, match="--sequence-length 0 does not fit"):
         lambada(model, folder / "lambada.jsonl", sequence_length=0)
     with pytest.raises(BadInputError, match="too short"):

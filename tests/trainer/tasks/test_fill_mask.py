@@ -11,7 +11,7 @@ from mdata import UsageError
 from tests.helpers.ranks import run_ranks
 from tests.trainer.convert.test_hf_bert import CLASSES, save
 from trainer.parallel.mesh import Mesh
-from trainer.tasks.engine import Engine
+from trainer.tasks.engine import DecodeEngine
 from trainer.tasks.fill_mask import fill_masks
 from trainer.tasks.loaded_model import Model
 
@@ -58,6 +58,6 @@ def test_what_has_no_mask_and_what_continues_texts_is_refused_by_name(folder):
     model = Model.load(str(folder))
     with pytest.raises(UsageError, match="there is nothing to fill in the prompt 'the capital'"):
         fill_masks(model, ["the capital"])
-    for use in (lambda: Engine(model), lambda: model.score([[5, 6]])):
+    for use in (lambda: DecodeEngine(model), lambda: model.score([[5, 6]])):
         with pytest.raises(UsageError, match="predicts masked tokens, and not the next one"):
             use()

@@ -23,7 +23,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, join_world
 from trainer.run.train import train
-from trainer.tasks.generate import Request, continue_rows, generate, read_prompts, search_beams, write_samples
+from trainer.tasks.generate import GenerationRequest, continue_rows, generate, read_prompts, search_beams, write_samples
 from trainer.tasks.loaded_model import Model, prompt_ids, run_tokenizer
 from trainer.tasks.sampling import Sampling
 from trainer.tasks.text_stream import TextStream
@@ -42,7 +42,7 @@ def _model(context, name, *, eod=None, pp=1):
 
 
 def _text(context, name, greedy, eod=None, prompt=(1, 2, 3), pp=1):
-    request = Request(ids=tuple(prompt), rules=Sampling(max_tokens=24, greedy=greedy))
+    request = GenerationRequest(ids=tuple(prompt), rules=Sampling(max_tokens=24, greedy=greedy))
     (answer,) = continue_rows(_model(context, name, eod=eod, pp=pp), [request], sliding=True)
     return answer.tokens
 
@@ -272,7 +272,9 @@ REQUESTS = (
 
 def _batch(context, alone):
     model = _model(context, "llama", eod=11, pp=context.world // 2 or 1)
-    requests = [Request(ids=ids, rules=rules, number=i, log_probs=2) for i, (ids, rules) in enumerate(REQUESTS)]
+    requests = [
+        GenerationRequest(ids=ids, rules=rules, number=i, log_probs=2) for i, (ids, rules) in enumerate(REQUESTS)
+    ]
     answers = [continue_rows(model, [one])[0] for one in requests] if alone else continue_rows(model, requests)
     return [(answer.tokens, answer.finish_reason, answer.log_probs) for answer in answers]
 
@@ -338,8 +340,8 @@ def _refused(context):
         ((1,), Sampling(stop=("x",)), "stop strings need a tokenizer"),
     ):
         with pytest.raises(UsageError, match=text):
-            continue_rows(model, [Request(ids=ids, rules=rules)])
-    (answer,) = continue_rows(model, [Request(ids=(1,) * 14, rules=Sampling(ignore_eod=True))])
+            continue_rows(model, [GenerationRequest(ids=ids, rules=rules)])
+    (answer,) = continue_rows(model, [GenerationRequest(ids=(1,) * 14, rules=Sampling(ignore_eod=True))])
     assert len(answer.tokens) == 2, "without --max-tokens the context decides"
     with pytest.raises(UsageError, match="a beam search over 2 rows cannot return 5 texts"):
         search_beams(model, [1], width=2, max_tokens=3, count=5)
@@ -352,7 +354,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers():
 def _samples(context, folder, calls):
     model, output = _model(context, "llama", eod=11), folder / "out.jsonl"
     for count, batch_size, cut in calls:
-        requests = [Request(ids=(1, 2), rules=Sampling(max_tokens=6), number=i) for i in range(count)]
+        requests = [GenerationRequest(ids=(1, 2), rules=Sampling(max_tokens=6), number=i) for i in range(count)]
         write_samples(model, requests, output, texts=["x"] * count, batch_size=batch_size)
         if cut:
             output.write_bytes(output.read_bytes()[:-cut])
@@ -373,7 +375,7 @@ def test_an_interrupted_file_of_samples_goes_on(tmp_path):
 
 def _mixed(context, folder):
     model, output = _model(context, "llama"), folder / "out.jsonl"
-    requests = [Request(ids=(1, 2), rules=Sampling(max_tokens=2), number=i) for i in range(2)]
+    requests = [GenerationRequest(ids=(1, 2), rules=Sampling(max_tokens=2), number=i) for i in range(2)]
     write_samples(model, requests, output, texts=["x", "x"])
     with pytest.raises(UsageError, match="has more samples than are asked for"):
         write_samples(model, requests[:1], output, texts=["x"])

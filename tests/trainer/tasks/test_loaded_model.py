@@ -12,7 +12,7 @@ import torch
 from mdata import DamageError, UsageError
 from tests.trainer.convert.hf_models import save
 from trainer.convert.convert import ConvertOptions, convert
-from trainer.tasks.generate import Request, continue_rows
+from trainer.tasks.generate import GenerationRequest, continue_rows
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -49,7 +49,7 @@ def test_the_logits_of_any_folder(to: str, theirs: Path, logits: torch.Tensor, t
     assert found.dtype == torch.float32 and model.context == 64 and (model.step is None) == (to == "hf")
     assert torch.allclose(found, logits[:, : found.shape[1]], atol=1e-5)
     assert model.ends == {256} and model.encode("the") == Model.load(theirs).encode("the")
-    (answer,) = continue_rows(model, [Request(ids=(5,), rules=Sampling(max_tokens=3, greedy=True))])
+    (answer,) = continue_rows(model, [GenerationRequest(ids=(5,), rules=Sampling(max_tokens=3, greedy=True))])
     assert len(answer.tokens) == 3
 
 
@@ -63,7 +63,7 @@ def test_weights_in_fp8(theirs: Path, logits: torch.Tensor) -> None:
     assert {"embedding.weight", "head.weight", "final_norm.weight"} <= left
     difference = (model.logits(IDS) - logits).norm() / logits.norm()
     assert 1e-4 < difference < 0.1
-    request = Request(ids=tuple(IDS), rules=Sampling(max_tokens=6, greedy=True), log_probs=0)
+    request = GenerationRequest(ids=tuple(IDS), rules=Sampling(max_tokens=6, greedy=True), log_probs=0)
     (answer,) = continue_rows(model, [request])
     scores = model.score([[*IDS, *answer.tokens]]).log_prob_BS[0, len(IDS) - 1 :]
     assert answer.log_probs == pytest.approx(scores.tolist(), abs=0.02), "with the cache as without"
@@ -79,7 +79,7 @@ def _changed(theirs: Path, folder: Path, **settings: object) -> Path:
 
 
 def test_several_tokens_end_a_text(theirs: Path, tmp_path: Path) -> None:
-    request = Request(ids=(5, 6), rules=Sampling(max_tokens=9, greedy=True))
+    request = GenerationRequest(ids=(5, 6), rules=Sampling(max_tokens=9, greedy=True))
     (whole,) = continue_rows(Model.load(theirs), [request])
     third = whole.tokens[2]
     folder = _changed(theirs, tmp_path / "ends", eos_token_id=[299, third], temperature=0.6, top_p=0.9, top_k=True)
@@ -88,7 +88,7 @@ def test_several_tokens_end_a_text(theirs: Path, tmp_path: Path) -> None:
     (cut,) = continue_rows(model, [request])
     assert cut.tokens == whole.tokens[: whole.tokens.index(third) + 1] and cut.finish_reason == "stop"
     rules = Sampling(max_tokens=9, min_tokens=6, greedy=True)
-    (longer,) = continue_rows(model, [Request(ids=(5, 6), rules=rules)])
+    (longer,) = continue_rows(model, [GenerationRequest(ids=(5, 6), rules=rules)])
     assert len(longer.tokens) >= 6 and third not in longer.tokens[:5]
 
 

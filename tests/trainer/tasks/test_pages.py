@@ -6,13 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.tasks.pages import PageTable, Pool, pages_for
+from trainer.tasks.pages import PagePool, PageTable, pages_for
 
 LONGEST, T = 40, 4
 
 
 def _table(pages=30, last=None, slots=4):
-    return PageTable([Pool(pages, last=None), Pool(pages, last=last or 6)], page_tokens=T, slots=slots, longest=LONGEST)
+    return PageTable(
+        [PagePool(pages, last=None), PagePool(pages, last=last or 6)], page_tokens=T, slots=slots, longest=LONGEST
+    )
 
 
 def test_a_row_takes_pages_and_gives_them_back():
@@ -44,7 +46,7 @@ def test_a_window_gives_pages_back():
 
 @given(st.integers(1, LONGEST), st.integers(1, 12), st.integers(1, 12), st.integers(1, 7))
 def test_a_row_never_needs_more_than_it_was_promised(length, last, chunk, page_tokens):
-    pool = Pool(100, last=last)
+    pool = PagePool(100, last=last)
     table = PageTable([pool], page_tokens=page_tokens, slots=1, longest=LONGEST)
     slot, most = table.open(), 0
     for start in range(0, length, chunk):

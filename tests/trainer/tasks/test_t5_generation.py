@@ -12,9 +12,9 @@ from mdata import UsageError
 from tests.helpers.ranks import run_ranks
 from tests.trainer.convert import hf_models
 from trainer.parallel.mesh import Mesh
-from trainer.tasks.engine import Engine, Token
-from trainer.tasks.engine import Request as EngineRequest
-from trainer.tasks.generate import Request, continue_rows, search_beams
+from trainer.tasks.engine import DecodeEngine, Token
+from trainer.tasks.engine import GenerationRequest as EngineRequest
+from trainer.tasks.generate import GenerationRequest, continue_rows, search_beams
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -38,7 +38,7 @@ def _theirs(theirs: Any, text: list[int], **options: Any) -> list[list[int]]:
 def test_greedy_rows_beside_each_other_are_those_of_transformers(pair: tuple[Model, Any]) -> None:
     model, theirs = pair
     rules = Sampling(temperature=0.0, max_tokens=NEW)
-    answers = continue_rows(model, [Request(ids=tuple(text), rules=rules) for text in TEXTS], batch_size=3)
+    answers = continue_rows(model, [GenerationRequest(ids=tuple(text), rules=rules) for text in TEXTS], batch_size=3)
     for text, answer in zip(TEXTS, answers, strict=True):
         assert [[token for token in answer.tokens if token not in (0, 256)]] == _theirs(theirs, text), text
     assert len({tuple(answer.tokens) for answer in answers}) > 1, "texts decide what is written"
@@ -52,7 +52,7 @@ def test_beams_are_those_of_transformers(pair: tuple[Model, Any]) -> None:
         assert [[token for token in beam.tokens if token] for beam in beams] == expected
 
 
-def _run(engine: Engine) -> dict[str, list[int]]:
+def _run(engine: DecodeEngine) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     while engine.busy:
         for token in engine.step():
@@ -65,7 +65,7 @@ def test_a_preempted_row_reads_its_text_again(pair: tuple[Model, Any]) -> None:
     model, _ = pair
     rules, found = Sampling(temperature=0.0, ignore_eod=True), []
     for cache in (None, 32):  # the second has room for about one and a half rows
-        engine = Engine(model, max_batch=3, cache_tokens=cache, page_tokens=4, longest=NEW + 1)
+        engine = DecodeEngine(model, max_batch=3, cache_tokens=cache, page_tokens=4, longest=NEW + 1)
         for number, text in enumerate(TEXTS[:3]):
             engine.add(EngineRequest(str(number), text, rules, NEW))
         found.append(_run(engine))
@@ -76,7 +76,7 @@ def _on_ranks(context: Any, path: str, mesh: dict[str, int]) -> tuple[list[list[
     """Greedy rows beside each other, and beams."""
     model = Model.load(path, world=context.join(Mesh(context.world, **mesh)))
     rules = Sampling(temperature=0.0, max_tokens=NEW)
-    answers = continue_rows(model, [Request(ids=tuple(text), rules=rules) for text in TEXTS], batch_size=3)
+    answers = continue_rows(model, [GenerationRequest(ids=tuple(text), rules=rules) for text in TEXTS], batch_size=3)
     beams = search_beams(model, TEXTS[0], width=2, max_tokens=5, count=2)
     return [list(answer.tokens) for answer in answers], [list(beam.tokens) for beam in beams]
 
@@ -101,7 +101,7 @@ def test_stages_write_what_one_rank_writes(name: str, mesh: dict[str, int], tmp_
 
 def test_what_an_encoder_cannot_read_is_refused(pair: tuple[Model, Any]) -> None:
     model, _ = pair
-    engine, rules = Engine(model), Sampling(temperature=0.0)
+    engine, rules = DecodeEngine(model), Sampling(temperature=0.0)
     with pytest.raises(UsageError, match=r"a text of 65 tokens does not fit the encoder"):
         engine.add(EngineRequest("a", [1] * 65, rules, 4))
     with pytest.raises(UsageError, match=r"token 300 is outside the vocabulary"):

@@ -21,10 +21,10 @@ from trainer.config.sections import TrackSection
 from trainer.run.metrics import read_events
 from trainer.tracking import follower
 from trainer.tracking.files import Alert, AlertKind, Alerts
-from trainer.tracking.follower import Sending, Times, send, told_lines, tracked_run
+from trainer.tracking.follower import FollowerTimes, Sending, send, told_lines, tracked_run
 from trainer.tracking.trackers import OtherRunError, TrackedRun, Tracker, Webhook, prometheus_text, webhook_body
 
-FAST = Times(poll_s=0.005, patience_s=0.3, pauses_s=(0.005,))
+FAST = FollowerTimes(poll_s=0.005, patience_s=0.3, pauses_s=(0.005,))
 
 
 class Store:
@@ -130,7 +130,7 @@ def test_a_tracker_that_never_worked_is_not_waited_for(run: TrackedRun, monkeypa
     monkeypatch.setattr(follower, "TRACKERS", {"bad": lambda: NoKey(Store()), "good": lambda: Recording(store)})
     write(run, "events", {"event": "start", "step": 0}, {"event": "finished", "step": 3})
     write(run, "metrics", *steps(1, 3))
-    patient = Times(poll_s=0.005, patience_s=1e6, pauses_s=(1e6,))  # rank 0 waits for the follower meanwhile
+    patient = FollowerTimes(poll_s=0.005, patience_s=1e6, pauses_s=(1e6,))  # rank 0 waits for the follower meanwhile
     lacks = send(run, ["bad", "good"], alive=lambda: True, tell=lambda text: None, follow=True, times=patient)
     assert lacks == ["bad: no key"] and store.steps == [1, 2, 3]
 

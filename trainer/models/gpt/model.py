@@ -37,7 +37,7 @@ from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import RecomputedChunk, chunks
 from trainer.layers.rope import Rotation, Rotations, rotation
-from trainer.layers.router import RouterLosses, Rows
+from trainer.layers.router import RouterLosses, RowLayout
 from trainer.layers.shapes import AttentionShape, RopeShape
 from trainer.models.family import DecodeState
 from trainer.models.gpt.mtp import Depth, later_tokens
@@ -166,7 +166,7 @@ class Block(nn.Module):
     def _experts(self, mlp: MoE, y_ND: Tensor, context: Context) -> Tensor:
         """What experts add; their losses and counts go to the microbatch."""
         batch = context.batch
-        rows = Rows(
+        rows = RowLayout(
             batch.tokens_BS.shape[0],
             batch.tokens_BS.shape[1],
             context.cp,

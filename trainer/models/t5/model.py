@@ -24,7 +24,7 @@ from torch import Tensor
 
 from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.table import Kernels
-from trainer.layers.attention import Packed
+from trainer.layers.attention import PackedTokens
 from trainer.layers.base import Parallel, as_input
 from trainer.layers.block_hooks import enter_block
 from trainer.layers.cross_attention import (
@@ -272,7 +272,7 @@ class T5(GPT):
         if places is not None and batch.samples_B is not None:
             mine = self.parallel.local_tokens(len(flat_M))
             places = token_places(batch.samples_B, sequences.length, mine=mine, flat_M=flat_M)
-        packed = Packed.of(flat_M, sequences.batch * sequences.length)
+        packed = PackedTokens.of(flat_M, sequences.batch * sequences.length)
         return context._replace(sequences=replace(sequences, packed=packed), places=places)
 
     def decode_states(self) -> Mapping[int, DecodeState]:
