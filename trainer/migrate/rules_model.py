@@ -277,6 +277,7 @@ _OF_MIXERS: Mapping[str, str] = {
     "--mamba-num-groups": "num_groups",
     "--mamba-state-dim": "state_size",
 }
+_LAYERS = "M*-E"  # letters of a pattern: mixer, attention, MLP, experts
 
 
 def _mixers(a: Given) -> Iterator[Setting | Refusal]:
@@ -295,6 +296,9 @@ def _mixers(a: Given) -> Iterator[Setting | Refusal]:
             yield Refusal(flag, "layers that predict later tokens (/) are not supported here; leave them out")
             continue
         pattern = "".join(stages)
+        if unknown := sorted({*pattern} - {*_LAYERS}):
+            yield Refusal(flag, f"unknown letters: {' '.join(unknown)}; known are {' '.join(_LAYERS)}")
+            continue
         yield Setting("model.mamba.pattern", pattern, (flag,))
         yield Setting("model.num_layers", len(pattern), ("--num-layers", flag), note="those of the pattern, as there")
         if len(stages) > 1:

@@ -691,5 +691,7 @@ def test_mamba_and_hybrids_are_planned(tmp_path: Path) -> None:
     assert line.startswith("--num-layers: missing")
     (line,) = migrate([*base.split(), "--hybrid-layer-pattern", "M-M*-M-M/*-"], 1, program="pretrain_mamba.py").refused
     assert "predict later tokens (/) are not supported" in line
+    (line,) = migrate([*base.split(), "--hybrid-layer-pattern", "M-XMG*-M"], 1, program="pretrain_mamba.py").refused
+    assert line == "--hybrid-layer-pattern M-XMG*-M: unknown letters: G X; known are M * - E"
     (line,) = migrate([*BASE, "--mamba-num-heads", "4"], 1).refused
     assert "pretrain_mamba.py alone has such layers" in line
