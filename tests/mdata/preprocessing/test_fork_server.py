@@ -227,7 +227,7 @@ def test_how_a_worker_ended_is_known(code):
 OWNER = """
 import sys, multiprocessing
 from tests.mdata.preprocessing.test_fork_server import *
-with Pool(2) as pool:
+with WorkerPool(2) as pool:
     results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
     next(results)
     (fork_server,) = multiprocessing.active_children()

@@ -12,8 +12,7 @@ from mdata import UsageError
 from tests.helpers.ranks import run_ranks
 from tests.trainer.convert import hf_models
 from trainer.parallel.mesh import Mesh
-from trainer.tasks.engine import DecodeEngine, Token
-from trainer.tasks.engine import GenerationRequest as EngineRequest
+from trainer.tasks.engine import DecodeEngine, Request, Token
 from trainer.tasks.generate import GenerationRequest, continue_rows, search_beams
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
@@ -67,7 +66,7 @@ def test_a_preempted_row_reads_its_text_again(pair: tuple[Model, Any]) -> None:
     for cache in (None, 32):  # the second has room for about one and a half rows
         engine = DecodeEngine(model, max_batch=3, cache_tokens=cache, page_tokens=4, longest=NEW + 1)
         for number, text in enumerate(TEXTS[:3]):
-            engine.add(EngineRequest(str(number), text, rules, NEW))
+            engine.add(Request(str(number), text, rules, NEW))
         found.append(_run(engine))
     assert found[0] == found[1] and all(len(row) == NEW for row in found[0].values())
 
@@ -103,8 +102,8 @@ def test_what_an_encoder_cannot_read_is_refused(pair: tuple[Model, Any]) -> None
     model, _ = pair
     engine, rules = DecodeEngine(model), Sampling(temperature=0.0)
     with pytest.raises(UsageError, match=r"a text of 65 tokens does not fit the encoder"):
-        engine.add(EngineRequest("a", [1] * 65, rules, 4))
+        engine.add(Request("a", [1] * 65, rules, 4))
     with pytest.raises(UsageError, match=r"token 300 is outside the vocabulary"):
-        engine.add(EngineRequest("a", [300], rules, 4))
+        engine.add(Request("a", [300], rules, 4))
     with pytest.raises(UsageError, match=r"has no log probabilities of its prompt"):
-        engine.add(EngineRequest("a", [1], rules, 4, echo=True))
+        engine.add(Request("a", [1], rules, 4, echo=True))
