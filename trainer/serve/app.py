@@ -28,6 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 from trainer.serve import megatron_api, openai_api
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import parsed_body
+from trainer.serve.free_lists import FreeLists
 from trainer.serve.openai_api import Completion, Served
 from trainer.serve.rows import RowDelta, beams_of, pieces
 from trainer.serve.service import OpenRequest, Service
@@ -60,6 +61,7 @@ class Server:
     first_tokens: int = 0
     first_token_s: float = 0.0
     _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _free_lists: FreeLists = field(default_factory=FreeLists)
 
     def app(self) -> Starlette:
         """The application."""
@@ -86,6 +88,7 @@ class Server:
         """Count a request."""
         self.requests[path, status] += 1
         self.seconds[path] = self.seconds.get(path, 0.0) + seconds
+        self._free_lists.count(1)
 
     # ---- small answers
 

@@ -28,6 +28,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import find_placement, join_world, leave_at_the_end
 from trainer.run.heartbeats import stands
 from trainer.run.watchdog import fingerprint
+from trainer.serve.free_lists import FreeLists, freeze_loaded
 from trainer.tasks.beam import Beam, Beams
 from trainer.tasks.engine import DecodeEngine, Request, Token
 from trainer.tasks.generate import BeamSearch
@@ -156,7 +157,7 @@ class _Searches:
 
 def serve_rank(engine: DecodeEngine, model: Model, link: EventPipes) -> None:
     """Answer until the server's process closes its end."""
-    searches = _Searches(model)
+    searches, free_lists = _Searches(model), FreeLists()
     while True:
         events = link.events(wait=not engine.busy and not searches.open)
         if events is None:
@@ -178,6 +179,7 @@ def serve_rank(engine: DecodeEngine, model: Model, link: EventPipes) -> None:
         replies += searches.step()
         if replies or events:
             link.reply((replies, engine.load()._asdict()))
+        free_lists.count(len(events))
 
 
 def send_beats(connection: Connection, link: EventPipes, thread: int) -> None:
@@ -221,6 +223,7 @@ def serve_here(folder: Path, *, rank: int) -> None:
         weights=settings["weights"],
     )
     engine = DecodeEngine(model, max_batch=settings["max_batch"], cache_tokens=settings["cache_tokens"])
+    freeze_loaded()
     link.reply(Ready(engine.capacity, engine.cache_tokens, engine.cache_bytes))
     try:
         serve_rank(engine, model, link)

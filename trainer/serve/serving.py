@@ -20,6 +20,7 @@ import uvicorn
 from mdata import UsageError
 from mdata.errors import counted
 from trainer.serve.app import Server
+from trainer.serve.free_lists import freeze_loaded
 from trainer.serve.openai_api import Served
 from trainer.serve.processes import Ranks
 from trainer.serve.service import Service
@@ -106,6 +107,7 @@ async def serve(
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
     ready = asyncio.ensure_future(_announce(service, f"{served.model.name} is served at {address}", tell))
     ended = asyncio.ensure_future(ranks.ended(service))
+    freeze_loaded()
     try:
         await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done() and not serving.done():
