@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mdata.errors import UsageError, counted, install_command
+from mdata.errors import UsageError, install_command
 from mdata.progress import SILENT, Progress
 from mdata.sources.labelled import TASKS as ROW_TASKS
 
@@ -156,10 +156,13 @@ def _scored(model: Model, arguments: argparse.Namespace, *, progress: Progress) 
         from trainer.tasks.lambada import lambada, lambada_line
 
         facts = lambada(model, Path(arguments.data), strict=bool(arguments.strict), **common)
-        odd = {"cut": "lost their beginning", "without_context": "have no context", "blank_lines": "are blank"}
-        for key, defect in odd.items():
+        for key, label in (
+            ("cut", "passages without their beginning"),
+            ("without_context", "words without context"),
+            ("blank_lines", "blank lines"),
+        ):
             if facts[key]:
-                progress.note(f"{counted(facts[key], 'line')} {defect}")
+                progress.note(f"{label}: {facts[key]:,}")
         return lambada_line(facts), facts
     if arguments.task in ROW_TASKS:
         from trainer.tasks.classify import classify, classify_line
@@ -209,7 +212,7 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     task = arguments.task or "harness"
     idle = [
-        f"--{name.replace('_', '-')} is for {' and '.join('--tasks' if kind == 'harness' else kind for kind in of)}"
+        f"--{name.replace('_', '-')} is for {', '.join('--tasks' if kind == 'harness' else kind for kind in of)}"
         for name, of in _OF.items()
         if getattr(arguments, name) is not None and task not in of
     ]

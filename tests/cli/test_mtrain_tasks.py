@@ -76,6 +76,8 @@ def test_eval(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     data.write_text('{"text": "the man saw the"}\n\n{"text": "no"}\n')
     found = said(capsys, "eval", model, "--task", "lambada", "--strict", "--data", str(data))
     assert (found["total"], found["blank_lines"], found["without_context"]) == (2, 1, 1)
+    assert main(["eval", model, "--task", "lambada", "--strict", "--data", str(data)]) == 0
+    assert "words without context: 1\n" in (err := capsys.readouterr().err) and "blank lines: 1\n" in err
     wiki = tmp_path / "ptb.txt"
     wiki.write_text(" \n = A = \n \n the man saw , the man \n")
     assert main(["eval", model, "--task", "wikitext103", "--data", str(wiki), "--overlap", "8"]) == 0
@@ -93,6 +95,8 @@ def test_eval(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (("generate", "--logit-bias", "x"), "--logit-bias x is not valid"),
         (("generate", "--logit-bias", "300=1"), "token 300, the vocabulary has 300"),
         (("generate", "--beam-width", "0"), "beam_width=0"),
+        (("generate", "--beam-width", "2", "--length-penalty", "nan"), "length_penalty=nan is out of range"),
+        (("generate", "--checkpoint", "step-3"), "a run folder alone has checkpoints"),
         (("generate", "--strict"), "--strict is for the keys of --input"),
         (("generate", "--strict", "--input", "PROMPTS"), "line 1 has unknown keys"),
         (("eval",), "nothing to score"),

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from mdata import UsageError
 
+LARGEST_PENALTY = 32.0  # so that length ** penalty is a float greater than 0, for any length below 2 ** 31
+
 
 @dataclass(frozen=True, slots=True)
 class Beam:
@@ -92,6 +94,11 @@ class Beams:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise UsageError(f"beam_width={self.width} is below 1", expected="the number of rows to search")
+        if not abs(self.length_penalty) <= LARGEST_PENALTY:
+            raise UsageError(
+                f"length_penalty={self.length_penalty} is out of range",
+                expected=f"-{LARGEST_PENALTY:g} to {LARGEST_PENALTY:g}",
+            )
         if self.max_tokens < 1:
             raise UsageError(f"max_tokens={self.max_tokens} is below 1", expected="new tokens for the search")
         self.finished = Finished(self.width, self.length_penalty, self.early_stopping is True)

@@ -23,6 +23,7 @@ from mdata.errors import counted
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from mdata.util.canonical_json import hash_of
+from mdata.util.regular_files import regular_file
 from trainer.checkpoint.location import Location
 from trainer.parallel.world import World
 from trainer.tasks.beam import Beam, Beams
@@ -35,7 +36,7 @@ from trainer.tasks.text_stream import TextStream
 DEFAULT_TOKENS = 64
 BATCH_SIZE = 8
 AHEAD = 4  # batches of requests that the engine has at a time, so that a slow one does not hold up the others
-MOST_LINE = 64 << 20  # characters of a line of prompts
+MOST_LINE = 64 << 20  # bytes of a line of prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,14 +248,20 @@ def read_prompts(path: Path, *, strict: bool = False) -> list[str | list[int]]:
     """
     prompts: list[str | list[int]] = []
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = regular_file(path).read_bytes().split(b"\n")
     except OSError as error:
         raise UsageError(f"the prompts cannot be read: {error.strerror}", found=str(path)) from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        if len(line) > MOST_LINE:
+            raise UsageError(
+                f"{path}, line {number} is too long",
+                found=counted(len(line), "byte"),
+                expected=f"at most {MOST_LINE:,}",
+            )
         try:
-            value = json.loads(line) if len(line) <= MOST_LINE else None
+            value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
         table = value if isinstance(value, dict) else {}
@@ -434,7 +441,7 @@ def _lines_there(output: Path, model: Model, requests: Sequence[GenerationReques
     """How many whole lines of these requests a file has; what an interrupted write left after them is cut off."""
     if not output.exists():
         return 0
-    content = output.read_bytes()
+    content = regular_file(output).read_bytes()
     complete = content[: content.rfind(b"\n") + 1]
     lines = complete.splitlines()
     if len(lines) > len(requests):

@@ -549,6 +549,10 @@ def _run_folder(location: Location) -> Path | None:
 def _check_checkpoint(location: Location, name: str) -> None:
     """See that a run has the checkpoint; names those that it has."""
     if isinstance(location, Path) and not is_native(location):
+        if name != "latest" and location.is_dir():
+            raise UsageError(
+                f"--checkpoint {name}: a run folder alone has checkpoints", found=str(location), fix="leave it out"
+            )
         return
     checkpoint = checkpoint_at(location, name=name).folder
     if checkpoint is None or not files_of(checkpoint).exists():

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from mdata import BadInputError, UsageError
 from mdata.errors import counted
 from mdata.progress import SILENT, Progress
+from mdata.util.regular_files import regular_file
 from trainer.tasks.score import ScoredSpan, Scorer
 
 CAP = 20.0  # Megatron caps the exponent of a perplexity
@@ -188,10 +189,10 @@ def read_text(path: Path) -> str:
     """A UTF-8 file, with its line ends as they are.
 
     Raises:
-        UsageError: it cannot be read. BadInputError: it is not UTF-8.
+        UsageError: it cannot be read, or is a pipe or a device. BadInputError: it is not UTF-8.
     """
     try:
-        return path.read_bytes().decode()
+        return regular_file(path).read_bytes().decode()
     except OSError as error:
         raise UsageError(f"{path} cannot be read", found=error.strerror) from error
     except UnicodeDecodeError as error:

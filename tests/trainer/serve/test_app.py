@@ -100,6 +100,10 @@ def test_megatrons_interface(server, model):
     reply = server.ask("/api", {"prompts": ["the"], "tokens_to_generate": 4, "beam_width": 3}, method="PUT")
     beams = search_beams(model, model.encode("the"), width=3, max_tokens=4, count=3)
     assert reply.body["scores"] == pytest.approx([beam.score for beam in beams], abs=1e-5)
+    for penalty in (1e300, -1e300):
+        body = {"prompts": ["the"], "tokens_to_generate": 4, "beam_width": 3, "length_penalty": penalty}
+        reply = server.ask("/api", body, method="PUT")
+        assert reply.status == 400 and "is out of range" in reply.body["message"]
     reply = server.ask("/api", {"prompts": ["the"], "tokens_to_generate": 100, "beam_width": 3}, method="PUT")
     assert (reply.status, reply.body["message"]) == (400, "context length + tokens_to_generate too large")
     assert reply.body["detail"].startswith("3 prompt tokens + 100 new ones")

@@ -110,3 +110,6 @@ def test_numbers_out_of_range_are_refused():
         Beams(0, 4)
     with pytest.raises(UsageError, match="max_tokens=0"):
         Beams(1, 0)
+    for penalty in (math.nan, math.inf, 33.0, -1e300):  # 2 ** 1e300 overflows, total / 2 ** -1e300 divides by 0
+        with pytest.raises(UsageError, match=r"length_penalty=.* is out of range"):
+            Beams(1, 1, length_penalty=penalty)

@@ -160,6 +160,8 @@ def test_a_file_in_another_format_is_named(content: str, text: str, tmp_path: Pa
         read_passages(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_passages(tmp_path / "none")
+    with pytest.raises(UsageError, match="/dev/zero is not a regular file"):
+        read_passages(Path("/dev/zero"))
 
 
 def test_lines_of_json_are_no_wikitext(tmp_path: Path) -> None:

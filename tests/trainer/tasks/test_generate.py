@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,15 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, join_world
 from trainer.run.train import train
-from trainer.tasks.generate import GenerationRequest, continue_rows, generate, read_prompts, search_beams, write_samples
+from trainer.tasks.generate import (
+    GenerationRequest,
+    _lines_there,
+    continue_rows,
+    generate,
+    read_prompts,
+    search_beams,
+    write_samples,
+)
 from trainer.tasks.loaded_model import Model, prompt_ids, run_tokenizer
 from trainer.tasks.sampling import Sampling
 from trainer.tasks.text_stream import TextStream
@@ -402,6 +411,22 @@ def test_prompts_that_are_none_are_named(content, text, tmp_path):
     (tmp_path / "in.jsonl").write_text(content)
     with pytest.raises(UsageError, match=text):
         read_prompts(tmp_path / "in.jsonl", strict=True)
+
+
+def test_a_line_of_prompts_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.tasks.generate.MOST_LINE", 15)
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "ab"}\n')
+    with pytest.raises(UsageError, match="line 2 is too long\n  found: 16 bytes\n  expected: at most 15"):
+        read_prompts(tmp_path / "in.jsonl")
+
+
+def test_pipes_and_devices_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_prompts, lambda path: _lines_there(path, None, [])):
+        with pytest.raises(UsageError, match="pipe is not a regular file\n  found: a pipe"):
+            read(tmp_path / "pipe")
+        with pytest.raises(UsageError, match="/dev/zero is not a regular file\n  found: a device"):
+            read(Path("/dev/zero"))
 
 
 def test_prompts_are_texts_or_ids(tmp_path):
