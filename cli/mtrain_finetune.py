@@ -291,7 +291,7 @@ def _check_family(model: ModelFolder, arguments: argparse.Namespace) -> None:
 
 def _default_folder(arguments: argparse.Namespace) -> str:
     model, data = (Path(text.rstrip("/")).name for text in (arguments.model, arguments.data))
-    return f"runs/{model}-{data.split('.')[0]}"
+    return f"runs/{model.removesuffix('.zip')}-{data.split('.')[0]}"
 
 
 def model_keys(model: ModelFolder) -> dict[str, Any]:

@@ -94,16 +94,18 @@ def first_state(
     restored = "first weights and moments" if settings.init_optimizer else "first weights"
     if config.model.lora is not None:
         restored = "frozen weights" if model.adapter is None else "frozen weights and first adapters"
-    origin = f"the {restored} are those of {model.path} ({model.format})"
+    # Not where this rank unpacked it: ranks compare their folders.
+    opened = location_of(settings.init_from) if settings.init_from.endswith(".zip") else model.path
+    origin = f"the {restored} are those of {opened} ({model.format})"
     other = [f"they were trained with other settings: {', '.join(differ)}"] if differ else []
     if settings.new_rows_from:
         first, last = settings.new_rows_from, vocab_size - 1
         other.append(f"rows {first} to {last} of embedding and head begin as the mean of the rows before")
     drawn = sorted(heads_to_draw(config, model, vocab_size))
-    other += [f"the head starts from new weights: {model.path} lacks {', '.join(drawn)}"] if drawn else []
+    other += [f"the head starts from new weights: {opened} lacks {', '.join(drawn)}"] if drawn else []
     # A converted model of Hugging Face has a checkpoint of step 1, for which nothing was done.
     run = model.run if model.run.optimizer_steps or model.run.data_id else None
-    return FirstState(model.path, run, (*model.notes, origin, *other), model.config if model.run.data_id else None)
+    return FirstState(opened, run, (*model.notes, origin, *other), model.config if model.run.data_id else None)
 
 
 def refuse_more_ids(data_ids: int, model: ModelFolder, *, where: str) -> None:

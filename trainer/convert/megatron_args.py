@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mdata import DamageError, UsageError
+from mdata.errors import counted
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.convert.links import TensorInfo
@@ -85,7 +86,8 @@ def from_arguments(
     said: list[str] = []
     if not arguments and (sizes := _sizes_of(tensors, layers, settings)):
         arguments = sizes
-        said = [f"it has no args: its sizes are those of its tensors, with {arguments['num_attention_heads']} heads"]
+        heads = counted(arguments["num_attention_heads"], "head")
+        said = [f"it has no args: its sizes are those of its tensors, with {heads}"]
         said[0] += "" if "num_heads" in settings else " of 64 features (--set model.num_heads=... for others)"
     lacking = [name for name in _SIZES if arguments.get(name) is None]
     if lacking:

@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +147,17 @@ def adam_steps(optimizer: Any, *, otherwise: int, where: Path) -> int:
 def unpacked(path: Path) -> Path:
     """The checkpoint in a zip archive, as models were published: a folder that is removed when the process ends.
 
+    An archive is unpacked once in a process, unless it changes.
+
     Raises:
         UsageError: there is no checkpoint in it, or no room for it. DamageError: the archive is damaged.
     """
+    status = path.stat()
+    return _unpacked(path.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _unpacked(path: Path, _size: int, _time: int) -> Path:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if _IN_ARCHIVE.fullmatch(member.filename)]

@@ -256,7 +256,7 @@ class Model:
         return [SpanScore(log_prob, greedy > 0) for log_prob, greedy in all_reduce_(sums, dp).tolist()]
 
     def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
-        """The ids of a prompt; an empty one is the beginning of a document.
+        """The ids of a text, such as a prompt; an empty one is the beginning of a document.
 
         Args:
             add_bos: begin with the begin-of-text id, or with that of a document's end where the tokenizer has none.
@@ -266,7 +266,7 @@ class Model:
         """
         if self.tokenizer is None:
             raise UsageError(
-                f"{self.name} has no tokenizer, so a prompt cannot be text",
+                f"{self.name} has no tokenizer, so text cannot become token ids",
                 found=repr(text[:80]),
                 fix="name one with --tokenizer FOLDER, or give token ids",
             )
