@@ -67,8 +67,8 @@ class TrainResult:
     """How a run stands when `train` returns.
 
     Args:
-        step: finished steps. loss: of the last one; None if none was left to do. valid, test: losses by corpus at the
-            end. checkpoint: the newest. goodput: of all starts, on rank 0.
+        step: finished steps. loss: of the last one, in nats per token; None if none was left to do. valid, test:
+            losses by corpus at the end. checkpoint: the newest. goodput: of all starts, on rank 0; None elsewhere.
     """
 
     step: int
@@ -116,13 +116,13 @@ def train(
         _rank_named(world),
         closing(Follower(progress.note)) as follower,  # waited for after the end of the run is written
     ):
-        start_again = False
+        rolled_back = False
         while True:
             with suppress(RollBackError):
                 return _train(
-                    config, world, owner, loss, callbacks, progress, watch, ranks, follower, rolled_back=start_again
+                    config, world, owner, loss, callbacks, progress, watch, ranks, follower, rolled_back=rolled_back
                 )
-            start_again = True
+            rolled_back = True
             gc.collect()  # the model, whose memory the next one needs
             if world.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -162,11 +162,16 @@ def _train(
     callbacks: Sequence[Callback],
     progress: Progress,
     watch: Callable[[Action | None], None] | None,
-    ranks: RankTimes | None,
+    times: RankTimes | None,
     follower: Follower,
     *,
     rolled_back: bool,
 ) -> TrainResult:
+    """One start: open the data, find the checkpoint, plan, build the engine; then the steps.
+
+    Raises:
+        RollBackError: a spike sends the run back; the caller starts again.
+    """
     data = open_data(config, progress=progress)
     resume_point = found_by_all(config, world)
     config = together(
@@ -188,18 +193,18 @@ def _train(
             prune_finished(config)
         return TrainResult(done.steps, None, {}, {}, newest)
     together(world.groups["world"], lambda: _check_folders(config, plan, done) if world.is_main else None)
-    ill = () if rolled_back else check_health(config, world, data_id=data.train.data_id)
-    start = replace(start, notes=(*start.notes, *ill))
+    health_notes = () if rolled_back else check_health(config, world, data_id=data.train.data_id)
+    start = replace(start, notes=(*start.notes, *health_notes))
     # Reading starts here, so that the first steps are ready when the engine is.
     batches = iter(
         training_batches(data, config, plan=plan, dp=world.groups["dp"], consumed=done.samples, progress=progress)
     )
     with explained(config, plan, rank=world.rank):
         of_pairs = config.data.kind == "pairs"
-        is_first = newest is None or (of_pairs and needs_first_weights(config, data, world))
-        engine = Engine(config, plan, world=world, fresh=is_first, first=start.first, loss=loss)
+        fresh = newest is None or (of_pairs and needs_first_weights(config, data, world))
+        engine = Engine(config, plan, world=world, fresh=fresh, first=start.first, loss=loss)
         if of_pairs:
-            engine.references = references(config, data, engine=engine, is_first=is_first, progress=progress)
+            engine.references = references(config, data, engine=engine, is_first=fresh, progress=progress)
         if newest:
             engine.load(newest)
         if watch is not None:
@@ -213,7 +218,7 @@ def _train(
             engine=engine,
             callbacks=callbacks,
             progress=progress,
-            times=ranks,
+            times=times,
             follower=follower,
             rolled_back=rolled_back,
         )
@@ -239,20 +244,21 @@ def _go_on(
     follower: Follower,
     rolled_back: bool,
 ) -> TrainResult:
+    """The steps that are left; on rank 0 with the files of the run folder, its log and its trackers."""
     config, done, newest, plan, world = start.config, start.done, start.folder, engine.plan, engine.world
     held = {
         "rank": world.rank,
         **world.coordinates._asdict(),
         **held_parameters(engine.optimizer, engine.executor.stages),
     }
-    ranks = gather_objects(held, world.groups["world"])
+    held_by_rank = gather_objects(held, world.groups["world"])
     loop = partial(
         _Loop, start, data, batches, engine, owner=owner, callbacks=callbacks, progress=progress, times=times
     )
     if not world.is_main:
         return loop(log=None).run(unrecorded)
     folder = write_run_files(config, plan, data=data, start=start, note=progress.note)
-    write_ranks(folder, ranks)
+    write_ranks(folder, held_by_rank)
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)
     tracks = bool(config.track.to)
@@ -363,7 +369,9 @@ class _Loop:
         return TrainResult(after.last, loss, losses.get("valid", {}), losses.get("test", {}), newest, goodput)
 
     def _reports(self, stops: StopRequests) -> Iterator[tuple[Done, StepReport, bool]]:
-        """(what is done, what its last step did, whether no later step has begun); the time between is the consumer's.
+        """Of each step: (what is done with it, its report, whether no later step has begun).
+
+        Time that the caller takes between two of them does not count as time of steps.
 
         On a GPU the report of a step is read while the next one runs, unless something is due after it.
         """
