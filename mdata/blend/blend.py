@@ -39,7 +39,10 @@ class OpenBlend:
 
     @cached_property
     def weights(self) -> tuple[int, ...]:
-        """The weights of the last phase as exact integers; 0 for components that are not read or have an amount."""
+        """The weights of the last phase as exact integers.
+
+        0 for components that it does not read, or of which it reads an amount (of samples, tokens or epochs).
+        """
         if self.manifest.is_plain:
             return integer_weights([part.share for part in self.manifest.components], self.names)
         from mdata.manifest.blend_schedule import schedules_of
@@ -48,8 +51,8 @@ class OpenBlend:
         return phase_weights(schedules_of(self.manifest)[-1].phases[-1], self.names)
 
     @property
-    def plain(self) -> bool:
-        """Whether there are weights of components and nothing else."""
+    def only_weights(self) -> bool:
+        """Whether the manifest gives weights of components and nothing else: no phases, amounts or caps."""
         return self.manifest.is_plain and not any(part.cap for part in self.manifest.components)
 
     @property
@@ -116,7 +119,7 @@ class OpenBlend:
         Raises:
             UsageError: shares, lengths or caps that cannot be met; lists every problem with its numbers.
         """
-        if self.plain:
+        if self.only_weights:
             return NativeBlend(self.weights)
         return self.phased(samples_per_epoch, sequence_length)
 

@@ -53,7 +53,7 @@ def open_mixed(
     Raises:
         UsageError: the blend uses more than weights; and the errors of `mix_by_share`.
     """
-    if not blend.plain:
+    if not blend.only_weights:
         raise UsageError(
             "Megatron's order supports only weights",
             found="phases, amounts, groups with shares, or caps",

@@ -157,7 +157,7 @@ def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences
 
 
 def samples_at(order: StreamOrder, place: int, *, first: int, stop: int) -> list[int]:
-    """Samples in [first, stop) that are entry `place` of an order of single entries, ascending."""
+    """Samples in [first, stop) that read entry `place`, ascending, where each sample of the order is one entry."""
     epochs = range(first // order.samples_per_epoch, -(-stop // order.samples_per_epoch)) if order.shuffle else range(1)
     samples = [order.sample_at(epoch, place) for epoch in epochs]
     return [sample for sample in samples if sample is not None and first <= sample < stop]
