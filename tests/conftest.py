@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -45,7 +46,21 @@ def oracles(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 << 30  # free: more than the files of a whole run
+
+
+def fits_temporary_files(folder: Path) -> bool:
+    """Whether tests can write there, run what they wrote, and have enough room."""
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return False
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC and shutil.disk_usage(folder).free >= MEMORY_BYTES
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    # Our writers wait until the disk has what they wrote, thousands of times in a run, and no test can see it.
+    if fits_temporary_files(MEMORY):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if "PYTEST_XDIST_WORKER" in os.environ:  # the threads of torch would wait for cores that other tests have
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell starts background jobs with interrupts ignored, and what they start would inherit that.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests import conftest
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 TESTS = """
@@ -68,6 +72,16 @@ def test_oracle_tests_are_skipped_and_counted(nested):
 def test_soak_tests_run_when_asked_for(nested):
     out = nested("data", "-m", "soak")
     assert "1 passed, 1 deselected" in out and "oracle data: 0 tests" in out
+
+
+def test_a_folder_for_temporary_files_has_room_and_runs_programs(tmp_path, monkeypatch):
+    monkeypatch.setattr(conftest, "MEMORY_BYTES", 1)
+    assert conftest.fits_temporary_files(tmp_path) and not conftest.fits_temporary_files(tmp_path / "nowhere")
+    monkeypatch.setattr(conftest, "MEMORY_BYTES", 1 << 62)
+    assert not conftest.fits_temporary_files(tmp_path)
+    monkeypatch.setattr(conftest, "MEMORY_BYTES", 1)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+    assert not conftest.fits_temporary_files(tmp_path), "tests run programs that they have written"
 
 
 def test_tests_with_more_cases_in_soak_are_marked_for_it():

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,10 +57,8 @@ def without_locks(contents: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
-        yield World(Path(folder))
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
 
 
 def points(step: int) -> Iterator[int]:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,10 +73,8 @@ def _content(name: str, path: Path) -> object:
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
-        yield World(Path(folder))
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
 
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])

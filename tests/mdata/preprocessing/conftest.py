@@ -6,10 +6,7 @@ do not need; tests/mdata/tokenizers tests both. All runs of a file share the loa
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -32,11 +29,3 @@ def loaded_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "load_tokenizer", load)
         yield
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory where there is one: these tests sync thousands of times."""
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
-        yield Path(folder)

@@ -52,19 +52,19 @@ def assert_nothing_false_looks_finished(folder: Path, allowed: list[dict[str, Pa
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("before", ["nothing", "other options", "part of the input"])
-def test_after_a_loss_of_power_at_any_call(memory, before):
-    inputs = corpus(memory / "in")
-    folder = memory / "out"
+def test_after_a_loss_of_power_at_any_call(tmp_path, before):
+    inputs = corpus(tmp_path / "in")
+    folder = tmp_path / "out"
     folder.mkdir()
-    mdata.preprocess(job(inputs, memory / "whole", quarantine=str(folder / "bad.jsonl")))
-    expected = contents(memory / "whole") | {"bad.jsonl": (folder / "bad.jsonl").read_bytes()}
-    allowed = [pairs(memory / "whole")]
+    mdata.preprocess(job(inputs, tmp_path / "whole", quarantine=str(folder / "bad.jsonl")))
+    expected = contents(tmp_path / "whole") | {"bad.jsonl": (folder / "bad.jsonl").read_bytes()}
+    allowed = [pairs(tmp_path / "whole")]
     (folder / "bad.jsonl").unlink()
     if before != "nothing":
         words = {"append_eod": False} if before == "other options" else {"input": inputs[:1]}
         mdata.preprocess(job(inputs, folder, **words))
         allowed.append(pairs(folder))
-    with recorded(folder, memory / "beside") as kept:
+    with recorded(folder, tmp_path / "beside") as kept:
         mdata.preprocess(job(inputs, folder, overwrite=True))
     assert contents(folder) == expected
     found = list(states(kept))

@@ -71,21 +71,21 @@ def whole_job(inputs: tuple[str, ...], folder: Path) -> mdata.PreprocessOptions:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_a_crash_at_any_call_loses_nothing(memory, monkeypatch, partitions):
-    inputs = corpus(memory / "in")
+def test_a_crash_at_any_call_loses_nothing(tmp_path, monkeypatch, partitions):
+    inputs = corpus(tmp_path / "in")
 
     def job(folder: Path) -> mdata.PreprocessOptions:
         return options(folder, **{**vars(whole_job(inputs, folder)), "partitions": partitions})
 
     with durable_calls(monkeypatch) as seen:
-        mdata.preprocess(job(memory / "whole"))
-    expected = contents(memory / "whole")
+        mdata.preprocess(job(tmp_path / "whole"))
+    expected = contents(tmp_path / "whole")
     resumed = 0
     total = len(seen.seen)
     # The last ones are cases of their own.
     points = sorted({*range(0, total, 1 if SOAK > 1 else 11), *range(total - 3, total)})
     for n in points:
-        folder = memory / str(n)
+        folder = tmp_path / str(n)
         assert crash_at(n, lambda folder=folder: mdata.preprocess(job(folder)))
         assert_what_is_visible_is_true(folder)
         notes = Notes()
@@ -95,12 +95,12 @@ def test_a_crash_at_any_call_loses_nothing(memory, monkeypatch, partitions):
     assert total > 100 and resumed > len(points) / 2
 
 
-def test_a_kill_before_each_rename_shows_no_pair_without_its_manifest(memory):
-    inputs = corpus(memory / "in")
-    mdata.preprocess(whole_job(inputs, memory / "whole"))
-    expected = contents(memory / "whole")
+def test_a_kill_before_each_rename_shows_no_pair_without_its_manifest(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
+    expected = contents(tmp_path / "whole")
     for n in itertools.count():
-        folder = memory / str(n)
+        folder = tmp_path / str(n)
         if not crash_at(n, lambda folder=folder: mdata.preprocess(whole_job(inputs, folder)), calls=["rename"]):
             break
         assert_what_is_visible_is_true(folder)
@@ -111,14 +111,14 @@ def test_a_kill_before_each_rename_shows_no_pair_without_its_manifest(memory):
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_an_error_at_any_call_is_typed_and_loses_nothing(memory, monkeypatch, code):
-    inputs = corpus(memory / "in")
+def test_an_error_at_any_call_is_typed_and_loses_nothing(tmp_path, monkeypatch, code):
+    inputs = corpus(tmp_path / "in")
     with durable_calls(monkeypatch) as seen:
-        mdata.preprocess(whole_job(inputs, memory / "whole"))
-    expected = contents(memory / "whole")
+        mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
+    expected = contents(tmp_path / "whole")
     step = 1 if SOAK > 1 else 13
     for n in range(0, len(seen.seen), step):
-        folder = memory / str(n)
+        folder = tmp_path / str(n)
         with durable_calls(monkeypatch, n, code=code), pytest.raises(ResourceError, match=os.strerror(code)):
             mdata.preprocess(whole_job(inputs, folder))
         assert_what_is_visible_is_true(folder)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,10 +136,8 @@ class Table:
 
 
 @pytest.fixture(scope="module")
-def table() -> Iterator[Table]:
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as root:
-        yield Table(Path(root))
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    return Table(tmp_path_factory.mktemp("states"))
 
 
 def finished(folder: Path) -> dict[str, bytes]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import re
 import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,16 +35,14 @@ from tests.mdata.preprocessing.test_parts import job, make_parts, write_mix
 
 
 @pytest.fixture(scope="module")
-def memory() -> Iterator[Path]:
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
-        yield Path(folder)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rewritten")
 
 
 @pytest.fixture(scope="module")
-def world(memory) -> Path:
+def world(shared) -> Path:
     """Parts of a job, with held-out documents; a corpus of which the origins are known, and a pair of which not."""
-    folder = memory / "world"
+    folder = shared / "world"
     folder.mkdir()
     write_mix(folder / "in")
     make_parts(job(folder, holdout="0.2"), 3)
@@ -84,8 +80,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_kill_before_any_call_loses_nothing_and_leaves_nothing(world, memory, command):
-    out, run = memory / "killed", COMMANDS[command]
+def test_a_kill_before_any_call_loses_nothing_and_leaves_nothing(world, shared, command):
+    out, run = shared / "killed", COMMANDS[command]
     fresh(command, world, out)
     run(world, out)
     expected = contents(out)
@@ -102,8 +98,8 @@ def test_a_kill_before_any_call_loses_nothing_and_leaves_nothing(world, memory, 
 
 
 @pytest.mark.parametrize("command", ["merge --copy", "split", "sample", "shuffle"])
-def test_a_kill_before_each_rename_shows_no_pair_without_its_manifest(world, memory, command):
-    out, run = memory / "renames", COMMANDS[command]
+def test_a_kill_before_each_rename_shows_no_pair_without_its_manifest(world, shared, command):
+    out, run = shared / "renames", COMMANDS[command]
     fresh(command, world, out)
     run(world, out)
     expected = contents(out)
@@ -120,8 +116,8 @@ def test_a_kill_before_each_rename_shows_no_pair_without_its_manifest(world, mem
 @pytest.mark.scaled
 @pytest.mark.parametrize("command", ["merge --copy", "split"])
 @pytest.mark.parametrize("fails", [durable_calls, removals])
-def test_an_error_at_any_call_is_typed_and_the_same_command_continues(world, memory, monkeypatch, command, fails):
-    out, run = memory / "failed", COMMANDS[command]
+def test_an_error_at_any_call_is_typed_and_the_same_command_continues(world, shared, monkeypatch, command, fails):
+    out, run = shared / "failed", COMMANDS[command]
     fresh(command, world, out)
     run(world, out)
     expected, where = contents(out), (out,) if fails is removals else ()
@@ -150,8 +146,8 @@ def killed_while_names_are_given(world: Path, out: Path) -> None:
             return
 
 
-def test_a_pair_whose_index_has_no_name_yet_is_no_corpus(world, memory):
-    out = memory / "out"
+def test_a_pair_whose_index_has_no_name_yet_is_no_corpus(world, shared):
+    out = shared / "out"
     killed_while_names_are_given(world, out)
     told = r"is not finished(.|\n)*\.y_document\.idx\.partial(.|\n)*run the same command again"
     for name in ("y_document", "y_document.json"):
@@ -166,9 +162,9 @@ def test_a_pair_whose_index_has_no_name_yet_is_no_corpus(world, memory):
         mdata.open_corpus(out / "y_document")
 
 
-def test_of_two_commands_with_a_result_in_common_that_begin_together_one_wins(world, memory, monkeypatch):
+def test_of_two_commands_with_a_result_in_common_that_begin_together_one_wins(world, shared, monkeypatch):
     """Neither has entered its job when the other looks, unless one has to wait."""
-    out, outcomes = memory / "out", dict[str, object]()
+    out, outcomes = shared / "out", dict[str, object]()
     fresh("split", world, out)
     both_look, real = threading.Barrier(2), Journal.append
 
@@ -202,8 +198,8 @@ def test_of_two_commands_with_a_result_in_common_that_begin_together_one_wins(wo
     assert len(results) == (1 if outcomes["split"] is told else 3) and not any(one.problems for one in results)
 
 
-def test_another_command_into_the_same_output_is_told_what_is_there(world, memory):
-    out = memory / "out"
+def test_another_command_into_the_same_output_is_told_what_is_there(world, shared):
+    out = shared / "out"
     killed_while_names_are_given(world, out)
     with pytest.raises(UsageError, match=r"already exists and is not this sample(.|\n)*found: sample_of was None"):
         sample(whole(world), str(out / "y"), tokens=9)
@@ -218,9 +214,9 @@ def test_another_command_into_the_same_output_is_told_what_is_there(world, memor
     assert not list(out.glob(".*"))
 
 
-def test_a_merge_of_other_parts_does_not_continue_one_that_was_killed(world, memory):
+def test_a_merge_of_other_parts_does_not_continue_one_that_was_killed(world, shared):
     """By its journal it is another command, though it has the same words."""
-    here, out = memory / "again", memory / "again" / "out"
+    here, out = shared / "again", shared / "again" / "out"
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir()
     write_mix(here / "in")
@@ -244,12 +240,12 @@ def test_a_merge_of_other_parts_does_not_continue_one_that_was_killed(world, mem
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("command", ["merge --copy", "split"])
-def test_after_a_loss_of_power_at_any_call(world, memory, command):
-    out, run = memory / "power", COMMANDS[command]
+def test_after_a_loss_of_power_at_any_call(world, shared, command):
+    out, run = shared / "power", COMMANDS[command]
     fresh(command, world, out)
     if command == "merge --copy":  # over a merge by reference, which is replaced
         merge(str(out / "c"))
-    with recorded(out, memory / f"beside {command}") as kept:
+    with recorded(out, shared / f"beside {command}") as kept:
         run(world, out)
     expected = contents(out)
     found = list(states(kept))
@@ -262,8 +258,8 @@ def test_after_a_loss_of_power_at_any_call(world, memory, command):
         assert left == expected, [name for name, _, _ in tree]
 
 
-def test_a_finished_command_does_nothing_even_in_a_folder_that_cannot_be_written(world, memory, monkeypatch):
-    out = memory / "out"
+def test_a_finished_command_does_nothing_even_in_a_folder_that_cannot_be_written(world, shared, monkeypatch):
+    out = shared / "out"
     for command, run in COMMANDS.items():
         fresh(command, world, out)
         run(world, out)
@@ -272,8 +268,8 @@ def test_a_finished_command_does_nothing_even_in_a_folder_that_cannot_be_written
         assert not calls.seen, command
 
 
-def test_a_result_that_was_damaged_is_made_again(world, memory):
-    out = memory / "out"
+def test_a_result_that_was_damaged_is_made_again(world, shared):
+    out = shared / "out"
     for command, name in (("split", "y_2_document"), ("merge --copy", "c_text_document")):
         fresh(command, world, out)
         COMMANDS[command](world, out)
