@@ -23,7 +23,7 @@ SORTED_RECORDS = 1 << 21  # sorted in memory at a time
 Records = npt.NDArray[np.uint64]
 
 
-class _Slice(NamedTuple):
+class _RunSlice(NamedTuple):
     """Records of an open file, as `_core` takes them.
 
     Args:
@@ -72,7 +72,7 @@ def _damage(run: SortedRun, words: int) -> str | None:
         size, end = os.fstat(file).st_size, run.offset + 8 * words * run.count
         if size < end:
             return f"{size} bytes instead of {end} or more"
-        merger = _core.RunMerger([_Slice(file, run.offset, run.count, 0)], words, 1 << 20)
+        merger = _core.RunMerger([_RunSlice(file, run.offset, run.count, 0)], words, 1 << 20)
         try:
             while len(merger.records(SORTED_RECORDS // 8)):
                 pass
@@ -128,9 +128,9 @@ def merged(
         yield Merger(merger, runs, words)
 
 
-def _slice(file: int, run: SortedRun, words: int, *, low: int, high: int) -> _Slice:
+def _slice(file: int, run: SortedRun, words: int, *, low: int, high: int) -> _RunSlice:
     """The records of a run whose first word is in [low, high)."""
-    whole = _Slice(file, run.offset, run.count, run.added)
+    whole = _RunSlice(file, run.offset, run.count, run.added)
     first = _core.count_below(whole, words, low) if low else 0
     last = _core.count_below(whole, words, high) if high < 1 << 64 else run.count
     return whole._replace(offset=run.offset + 8 * words * first, records=last - first)
