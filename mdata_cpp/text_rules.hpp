@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -147,8 +148,8 @@ inline void split_words(std::string_view text, std::vector<Word>& words) {
             continue;
         }
         Word word{static_cast<std::uint32_t>(at), 0, 0, true, false};
-        const std::uint32_t first = code.value;
         if (!(classes & kWord)) {
+            const std::uint32_t first = code.value;
             do {
                 at += code.size, ++word.characters;
                 if (at == text.size()) break;
@@ -156,12 +157,20 @@ inline void split_words(std::string_view text, std::vector<Word>& words) {
             } while (code.value == first);
             word.symbol = classes & kSymbol;
         } else {
-            unsigned before = 0;
+            unsigned every = kSymbol, any = 0, before = 0;
             while (true) {
+                const std::size_t begin = at;  // of a run in ASCII, of which most words consist
+                for (; at < text.size() && static_cast<unsigned char>(text[at]) < 0x80; ++at) {
+                    classes = table[static_cast<unsigned char>(text[at])];
+                    if (!(classes & kWord)) break;
+                    every &= classes, any |= classes, before = classes;
+                }
+                word.characters += static_cast<std::uint32_t>(at - begin);
+                if (at == text.size()) break;
+                code = code_at(text, at);
+                classes = table[code.value];
                 if (classes & kWord) {
-                    word.symbol = word.symbol && (classes & kSymbol);
-                    word.alpha = word.alpha || (classes & kAlpha);
-                    before = classes;
+                    every &= classes, any |= classes, before = classes;
                 } else {
                     const bool apostrophe = code.value == '\'' || code.value == 0x2019;
                     const unsigned both = apostrophe                               ? static_cast<unsigned>(kAlpha)
@@ -171,10 +180,8 @@ inline void split_words(std::string_view text, std::vector<Word>& words) {
                     if (!(before & both) || next == text.size() || !(table[code_at(text, next).value] & both)) break;
                 }
                 at += code.size, ++word.characters;
-                if (at == text.size()) break;
-                code = code_at(text, at);
-                classes = table[code.value];
             }
+            word.symbol = every, word.alpha = any & kAlpha;
         }
         word.end = static_cast<std::uint32_t>(at);
         words.push_back(word);
@@ -213,14 +220,13 @@ inline constexpr std::size_t kGopher = 8;
 inline void gopher(std::string_view text, std::span<const Word> words, std::span<const std::string> stop_words,
                    double* measures) {
     std::size_t real = 0, characters = 0, alpha = 0;
-    std::vector<bool> seen(stop_words.size());
+    std::vector<std::string_view> unseen(stop_words.begin(), stop_words.end());
     for (const Word& word : words) {
         alpha += word.alpha;
         if (word.symbol) continue;
         ++real, characters += word.characters;
         const std::string_view content = text.substr(word.begin, word.end - word.begin);
-        for (std::size_t number = 0; number < stop_words.size(); ++number)
-            if (content == stop_words[number]) seen[number] = true;
+        std::erase(unseen, content);
     }
     std::size_t lines = 0, bullets = 0, ellipsis_lines = 0;
     for_each_line(text, [&](std::string_view line) {
@@ -238,16 +244,16 @@ inline void gopher(std::string_view text, std::span<const Word> words, std::span
     measures[4] = ratio(bullets, lines);
     measures[5] = ratio(ellipsis_lines, lines);
     measures[6] = ratio(alpha, words.size());
-    measures[7] = static_cast<double>(std::count(seen.begin(), seen.end(), true));
+    measures[7] = static_cast<double>(stop_words.size() - unseen.size());
 }
 
 // Numbers of things by their hash. Starting anew costs nothing: what an earlier use left has lower numbers.
 class Seen {
 public:
-    // For at most `most` things.
-    void begin(std::size_t most) {
+    // For at most `things`, whose numbers are less than `most`.
+    void begin(std::size_t things, std::size_t most) {
         std::size_t size = 16;
-        while (size < 2 * most) size *= 2;
+        while (size < 2 * things) size *= 2;
         mask_ = size - 1;
         base_ += used_;
         used_ = most;
@@ -353,6 +359,7 @@ public:
         *measures++ = ratio(lines.characters, characters);
         join(text, words);
         for (std::size_t n = kFirstTop; n <= kLastTop; ++n) *measures++ = ratio(top(n), characters);
+        find_places();
         for (std::size_t n = kFirstAll; n <= kLastAll; ++n) *measures++ = ratio(all(n), characters);
     }
 
@@ -363,7 +370,8 @@ private:
     // least: newlines between parts; 0: one, and blank parts do not count.
     Repeated repeated(std::string_view text, std::size_t least) {
         Repeated result;
-        seen_.begin(static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) + 1);
+        const std::size_t most = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
+        seen_.begin(most, most);
         parts_.clear();
         const auto take = [&](std::string_view part) {
             if (!least && stripped(part).empty()) return;
@@ -378,7 +386,7 @@ private:
         return result;
     }
 
-    // Words one after the other, so that an n-gram is a substring.
+    // Words one after the other, so that an n-gram is a substring, and what the last window needs.
     void join(std::string_view text, std::span<const Word> words) {
         joined_.clear(), counts_.assign(1, 0), prefixes_.clear();
         for (const Word& word : words) {
@@ -387,6 +395,7 @@ private:
             counts_.push_back(counts_.back() + word.characters);
             prefixes_.add(content);
         }
+        joined_.append(kWindow, '\0');
     }
 
     std::string_view gram(std::size_t first, std::size_t n) const {
@@ -402,47 +411,84 @@ private:
         return gram(one, n) == gram(other, n);
     }
 
-    // Characters of the most frequent n-gram, joined by blanks, times how often it occurs; the first of those.
+    // Characters of the most frequent n-gram, joined by blanks, times how often it occurs; the first of those. n grows
+    // by one from call to call, because an n-gram recurs only if its first and its last n - 1 words do.
     std::size_t top(std::size_t n) {
         const std::size_t words = prefixes_.words();
         if (words < n) return 0;
-        seen_.begin(words);
-        times_.assign(words, 0);
-        std::size_t most = 0, best = 0;
+        if (n == kFirstTop) recurs_.assign(words, 1);
+        seen_.begin(words, words);
+        times_.assign(words, 1), firsts_.resize(words);
+        std::size_t most = 1, best = 0;
         for (std::size_t first = 0; first + n <= words; ++first) {
-            const std::size_t number = seen_.add(first, prefixes_.hash(first, first + n),
-                                                 [&](std::size_t other) { return same_words(first, other, n); });
+            std::size_t number = first;
+            if (recurs_[first] && recurs_[first + 1])
+                number = seen_.add(first, prefixes_.hash(first, first + n),
+                                   [&](std::size_t other) { return same_words(first, other, n); });
+            firsts_[first] = static_cast<std::uint32_t>(number);
+            if (number == first) continue;
             const std::size_t times = ++times_[number];
             if (times > most || (times == most && number < best)) most = times, best = number;
         }
+        for (std::size_t first = 0; first + n <= words; ++first) recurs_[first] = times_[firsts_[first]] > 1;
         return (counts_[best + n] - counts_[best] + n - 1) * most;
     }
 
+    // Leaves in places_ the words at which an n-gram of all(n) may equal another. One of kWindow bytes or more does only
+    // if its first kWindow bytes do, and of their hashes most occur once: two bits for each hash, once and again, and no
+    // branch that depends on the text.
+    void find_places() {
+        const std::size_t words = prefixes_.words();
+        const int shift = 64 - std::max(8, static_cast<int>(std::bit_width(8 * words)));
+        marks_.assign(std::size_t{1} << (64 - shift - 5), 0);
+        windows_.resize(words), recurs_.resize(words), places_.resize(words);
+        for (std::size_t first = 0; first < words; ++first) {
+            const char* const at = &joined_[prefixes_.begin(first)];
+            const std::uint64_t hash = minhash::word_at(at) * 0x9E3779B97F4A7C15 ^ minhash::word_at(at + kWindow - 8);
+            const auto upper = static_cast<std::uint32_t>((hash ^ hash >> 32) * 0xD6E8FEB86659FD93 >> shift);
+            windows_[first] = upper;
+            const std::uint64_t once = std::uint64_t{1} << 2 * (upper % 32);
+            marks_[upper / 32] |= (marks_[upper / 32] & once) << 1 | once;
+        }
+        for (std::size_t first = 0; first < words; ++first) {
+            recurs_[first] = marks_[windows_[first] / 32] >> (2 * (windows_[first] % 32) + 1) & 1;
+            places_[first] = static_cast<std::uint32_t>(first);
+        }
+    }
+
     // Characters of n-grams that occurred before, joined by nothing, as datatrove has it; one that did is passed over.
+    // n grows by one from call to call.
     std::size_t all(std::size_t n) {
         const std::size_t words = prefixes_.words();
         if (words < n) return 0;
-        seen_.begin(words);
-        std::size_t characters = 0;
-        for (std::size_t first = 0; first + n <= words;) {
+        std::size_t count = 0;
+        for (const std::uint32_t first : places_) {
+            if (first + n > words) break;
+            places_[count] = first;
+            count += recurs_[first] || prefixes_.begin(first + n) - prefixes_.begin(first) < kWindow;
+        }
+        places_.resize(count);
+        seen_.begin(count, words);
+        std::size_t characters = 0, next = 0;
+        for (const std::uint32_t first : places_) {
+            if (first < next) continue;
             const std::string_view content = gram(first, n);
             const std::size_t number = seen_.add(first, prefixes_.hash(first, first + n),
                                                  [&](std::size_t other) { return content == gram(other, n); });
-            if (number != first) {
-                characters += counts_[first + n] - counts_[first];
-                first += n;
-            } else {
-                ++first;
-            }
+            if (number != first) characters += counts_[first + n] - counts_[first], next = first + n;
         }
         return characters;
     }
+
+    static constexpr std::size_t kWindow = 16;
 
     Seen seen_;
     Prefixes prefixes_;
     std::vector<std::string_view> parts_;
     std::string joined_;
-    std::vector<std::uint32_t> counts_, times_;
+    std::vector<std::uint32_t> counts_, times_, firsts_, windows_, places_;
+    std::vector<std::uint8_t> recurs_;
+    std::vector<std::uint64_t> marks_;
 };
 
 // Lines that are not blank; shares of these that end in a stop mark and that have at most `short_line` characters;

@@ -47,6 +47,18 @@ def test_measures_are_those_of_the_twins(text):
     assert _core.collapsed([text]) == [twin.collapsed(text)]
 
 
+# Long enough for repeated n-grams, and words whose joined characters are those of others: "a b" and "ab".
+REPEATING = st.lists(
+    st.sampled_from([*"ab.", "ab", "abab", "of a much longer word\u00e9 ", "one, two."]), max_size=200
+).map(" ".join)
+
+
+@given(REPEATING, st.integers(0, 50), st.integers(0, 120))
+def test_repetition_is_that_of_the_twin(text, first, last):
+    text += f" {text[first:last]} x {text[first:last]}"
+    assert _core.repetition_measures([text])[0].tolist() == twin.repetition(text, twin.words_of(text))
+
+
 @given(TEXTS)
 def test_c4_cuts_the_lines_of_the_twin(text):
     for least in (1, 5):
