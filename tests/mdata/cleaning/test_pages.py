@@ -111,6 +111,7 @@ def test_other_records(reader):
         (answer(b"<html>" + b"<div>" * 600 + b"x"), "max-depth"),
         (answer(b"<html>" + b"<div>" * 600 + b"x" + b"</div>" * 600), "max-depth"),
         (answer(b"<html><div " + b"a " * 20_000 + b">x"), "max-attributes"),
+        (answer(b"<html>" + b"".join(b"<p><font c=%d>" % n for n in range(3_000)) + b"x"), "max-formatting"),
     ],
 )
 def test_why_a_page_is_removed(reader, block, reason):
@@ -124,6 +125,12 @@ def test_a_page_that_the_crawler_cut_gives_its_beginning(reader):
     assert extracted(reader, answer(PACKED[:-20], "Content-Encoding: gzip"), cut).text.startswith("Head\n\nA caf")
     torn = extracted(reader, answer(chunked(html())[:-60], "Transfer-Encoding: chunked"), cut).text
     assert torn and TEXT.startswith(torn)
+
+
+def test_formatting_that_is_closed_or_repeats_is_kept(reader):
+    closed = b"".join(b"<p><font c=%d>%d</FONT>" % (n, n) for n in range(3_000))
+    for body in (closed, b"<p><b>x" * 3_000, b"</b>" * 9_000 + b"x"):
+        assert extracted(reader, answer(b"<html>" + body)).reason == ""
 
 
 def test_pages_that_are_only_wide(reader):
