@@ -365,7 +365,8 @@ def _flag(message: Mapping[str, Any], number: int) -> bool | None:
             continue
         asked = _asks_for(name, value)
         if isinstance(asked, str):
-            raise BadConversation(f"{where}, but the loss mask holds only 0 and 1")
+            advice = "; make two corpora, and weigh them in a blend" if isinstance(value, float) else ""
+            raise BadConversation(f"{where}, but the loss mask holds only 0 and 1{advice}")
         if asked is not None:
             flags[name] = asked
     if len(set(flags.values())) > 1:

@@ -126,8 +126,8 @@ def test_a_flag_decides_whether_a_message_is_trained_on(train_on, number, name, 
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("weight", 0.5, "the loss mask holds only 0 and 1"),
-        ("weight", 2, "the loss mask holds only 0 and 1"),
+        ("weight", 0.5, "the loss mask holds only 0 and 1; make two corpora, and weigh them in a blend$"),
+        ("weight", 2, "the loss mask holds only 0 and 1$"),
         ("loss", "false", "the loss mask holds only 0 and 1"),
         ("train_on", "assistant", "the loss mask holds only 0 and 1"),
         ("loss_mask", 1, "parts of a message"),
