@@ -147,6 +147,24 @@ def test_a_signal_lets_open_requests_end(model: str) -> None:
         wait_until_gone([rank])
 
 
+def test_a_second_signal_ends_open_requests_with_an_error(model: str) -> None:
+    with started(model) as server:
+        (rank,) = server.ranks()
+        os.kill(rank, signal.SIGSTOP)
+        with opened(server, stream=True) as connection:
+            connection.recv(1)
+            server.process.terminate()
+            while not any("SIGTERM" in line for line in server.lines):
+                time.sleep(0.01)
+            server.process.terminate()
+            said = rest(connection)
+            os.kill(rank, signal.SIGCONT)
+        assert b"the server was stopped before this request ended" in said and b"[DONE]" not in said
+        code, lines = server.end()
+        assert code == 0 and "Traceback" not in lines
+        wait_until_gone([rank])
+
+
 @pytest.mark.parametrize(
     ("when", "rank"),
     [

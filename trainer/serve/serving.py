@@ -1,8 +1,8 @@
 """A server from start to end: HTTP in this process, the model in the ranks' processes.
 
 The port is bound before the model is loaded, so that a port in use is reported at once; until the model is loaded,
-requests get status 503. SIGTERM and Ctrl-C finish open requests and refuse new ones; a second one ends at once. When a
-rank has ended or hangs, open requests get an error, and the server ends with the rank's.
+requests get status 503. SIGTERM and Ctrl-C finish open requests and refuse new ones; a second one ends at once. Open
+requests get an error then, and when a rank has ended or hangs, in which case the server ends with the rank's error.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from trainer.serve.processes import Ranks
 from trainer.serve.service import Service
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+STOP_S = 1.0  # for the errors of open requests to be sent, after a second signal
 FLUSH_S = 5.0  # for the errors of open requests to be sent, once a rank has ended
 
 
@@ -95,7 +96,8 @@ async def serve(
 
     def stop(number: signal.Signals) -> None:
         if service.stopping:
-            http.force_exit = True
+            service.fail("the server was stopped before this request ended")
+            loop.call_later(STOP_S, setattr, http, "force_exit", True)
         else:
             tell(f"{number.name}: sequences left to finish: {service.open_rows}; a second {number.name} ends at once")
         service.stopping = http.should_exit = True
