@@ -120,7 +120,7 @@ def test_a_merge_that_is_killed_before_any_call_continues(bucket, parts, tmp_pat
     again()
     expected = {name: stored(f"{bucket}/{name}") for name in names(bucket) - before}
     assert len(expected) == (10 if copy else 4) and not list(work.iterdir())
-    for n in itertools.count(0, 1 if SOAK > 1 else 61 if copy else 17):
+    for n in itertools.count(0, 1 if SOAK > 1 else 127 if copy else 37):
         for name in expected:
             remove_object(parse_address(f"{bucket}/{name}"))
         if not killed_at(n, again, also=calls):

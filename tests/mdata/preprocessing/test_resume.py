@@ -83,7 +83,7 @@ def test_a_crash_at_any_call_loses_nothing(tmp_path, monkeypatch, partitions):
     resumed = 0
     total = len(seen.seen)
     # The last ones are cases of their own.
-    points = sorted({*range(0, total, 1 if SOAK > 1 else 11), *range(total - 3, total)})
+    points = sorted({*range(0, total, 1 if SOAK > 1 else 23), *range(total - 3, total)})
     for n in points:
         folder = tmp_path / str(n)
         assert crash_at(n, lambda folder=folder: mdata.preprocess(job(folder)))
@@ -116,7 +116,7 @@ def test_an_error_at_any_call_is_typed_and_loses_nothing(tmp_path, monkeypatch, 
     with durable_calls(monkeypatch) as seen:
         mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
     expected = contents(tmp_path / "whole")
-    step = 1 if SOAK > 1 else 13
+    step = 1 if SOAK > 1 else 29
     for n in range(0, len(seen.seen), step):
         folder = tmp_path / str(n)
         with durable_calls(monkeypatch, n, code=code), pytest.raises(ResourceError, match=os.strerror(code)):
