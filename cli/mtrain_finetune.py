@@ -145,6 +145,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.checkpoint.location import location_of
     from trainer.convert.convert import open_model, with_tokenizer
     from trainer.parallel.world import find_placement
+    from trainer.plan.check import least_ranks
     from trainer.run.launch import survey
 
     if find_placement(os.environ) is not None:
@@ -184,7 +185,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if task is not None:
         settings |= {"model": task.model_keys(settings["model"]), "data": task.data_keys()}
     config, layout, tables = _chosen(settings, given, opened, model, gpus=gpus, arguments=arguments, console=console)
-    ranks = gpus or config.mesh.tp * config.mesh.cp * config.mesh.pp
+    ranks = gpus or least_ranks(config.mesh)
     output = Path(arguments.output or folder / "run.toml")
     text = explained(tables, command=f"mtrain train {output}")
     if not arguments.print and not arguments.overwrite:

@@ -25,7 +25,7 @@ def add_run_arguments(parser: Parser) -> None:
         type=int,
         metavar="N",
         help="processes to start on this machine, one per rank (default: the visible GPUs; without any, "
-        "mesh.tp x mesh.cp x mesh.pp)",
+        "as few as [mesh] needs)",
     )
 
 

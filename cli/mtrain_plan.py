@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
         type=int,
         metavar="N",
         help="ranks of the whole run, on all machines (default: the GPUs of this one; without any, "
-        "mesh.tp x mesh.cp x mesh.pp)",
+        "as few as [mesh] needs)",
     )
     parser.add_argument(
         "--schedule",

@@ -218,6 +218,11 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     yield from _ramp_problems(config.train, part)
 
 
+def least_ranks(mesh: MeshSection) -> int:
+    """The fewest ranks that the sizes of [mesh] divide: stages of tp x cp ranks, which ep x etp divides as well."""
+    return mesh.pp * math.lcm(mesh.tp * mesh.cp, mesh.ep * (mesh.etp or mesh.tp))
+
+
 def _expert_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     """Ranks that share experts."""
     mesh, moe = config.mesh, config.model.moe
@@ -255,7 +260,7 @@ def _expert_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     if stage % (etp * ep):
         yield (
             f"{counted(stage, 'rank')} of a pipeline stage cannot be divided into mesh.ep={ep} x mesh.etp={etp}; "
-            f"choose a product that divides {stage}"
+            f"start {least_ranks(mesh)} ranks, or choose a product that divides {stage}"
         )
 
 

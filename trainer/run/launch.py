@@ -34,7 +34,7 @@ from trainer.checkpoint.object_folder import try_to_write
 from trainer.config.parse import AFTERWARDS, ReadConfig, problems_error
 from trainer.config.sections import RunConfig
 from trainer.errors import LostRankError
-from trainer.plan.check import DataFacts, check, small_vocabulary
+from trainer.plan.check import DataFacts, check, least_ranks, small_vocabulary
 from trainer.plan.lengths import given_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.run.end_time import time_problems
@@ -80,10 +80,10 @@ class RankReport:
 
 
 def default_nproc(config: RunConfig) -> int:
-    """Ranks where the user names no number: one for each visible GPU; without any, mesh.tp x mesh.cp x mesh.pp."""
+    """Ranks where the user names no number: one for each visible GPU; without any, as few as [mesh] needs."""
     import torch
 
-    return torch.cuda.device_count() or config.mesh.tp * config.mesh.cp * config.mesh.pp
+    return torch.cuda.device_count() or least_ranks(config.mesh)
 
 
 def preflight(

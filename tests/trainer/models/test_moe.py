@@ -469,7 +469,12 @@ def test_muon_takes_each_expert_of_each_rank_for_a_matrix(ranks, mesh):
     ("ranks", "mesh", "message"),
     [
         (4, {"ep": 4}, "model.moe.num_experts=6 is not a multiple of mesh.ep=4; choose mesh.ep from 1, 2, 3, 6"),
-        (2, {"ep": 3}, "2 ranks of a pipeline stage cannot be divided into mesh.ep=3 x mesh.etp=1"),
+        (
+            2,
+            {"ep": 3},
+            "2 ranks of a pipeline stage cannot be divided into mesh.ep=3 x mesh.etp=1; start 3 ranks, or choose a "
+            "product that divides 2",
+        ),
         (
             4,
             {"tp": 4, "etp": 3, "sequence_parallel": True},

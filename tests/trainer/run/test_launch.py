@@ -397,10 +397,20 @@ def test_a_killed_command_leaves_no_rank(parent) -> None:
     wait_until(lambda: not any(map(alive, pids)))
 
 
-def test_without_gpus_the_default_is_as_many_ranks_as_tp() -> None:
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [
+        ({"tp": 2}, 2),
+        ({"tp": 1, "ep": 4}, 4),
+        ({"tp": 2, "ep": 4}, 8),
+        ({"tp": 2, "cp": 2, "pp": 3}, 12),
+        ({"tp": 2, "ep": 3, "etp": 1, "pp": 2}, 12),
+    ],
+)
+def test_without_gpus_the_default_is_as_many_ranks_as_the_mesh_needs(mesh, ranks) -> None:
     import torch
 
-    assert default_nproc(config(mesh={"tp": 2})) == (torch.cuda.device_count() or 2)
+    assert default_nproc(config(mesh=mesh)) == (torch.cuda.device_count() or ranks)
 
 
 def test_preflight_finds_the_problems_of_mesh_and_data_at_once(tmp_path: Path) -> None:
