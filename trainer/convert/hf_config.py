@@ -13,7 +13,7 @@ from typing import Any
 from mdata import UsageError
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
-from trainer.convert.model_keys import effective, model_config, refuse_differences
+from trainer.convert.model_keys import OTHER_FORM, effective, model_config, refuse_differences
 from trainer.models.family import FAMILIES, HuggingFace, Json, family_named, family_of
 
 MXFP4 = "mxfp4"  # the way of quantizing weights whose numbers are read
@@ -48,8 +48,11 @@ def hugging_face(config: RunConfig) -> HuggingFace:
     return face
 
 
-def from_hf(config_json: Json, *, where: str) -> RunConfig:
+def from_hf(config_json: Json, *, where: str, fix: str = "this model has a part that mtrain lacks") -> RunConfig:
     """The model that a config.json describes.
+
+    Args:
+        where: its name, for messages. fix: what to do about settings that we lack.
 
     Raises:
         UsageError: another model_type, or settings that we lack; all of them by name.
@@ -81,7 +84,7 @@ def from_hf(config_json: Json, *, where: str) -> RunConfig:
         problems.append(f"quantization_config is set; only float weights and those of {MXFP4} are read")
     keys = {"family": families[kind], **face.keys(kind, values, problems)}
     if problems:
-        raise problems_error(where, problems, fix="this model has a part that mtrain lacks")
+        raise problems_error(where, problems, fix=fix)
     return model_config(keys, where=where, context=keys["max_position"])
 
 
@@ -103,12 +106,12 @@ def to_hf(config: RunConfig, vocab_size: int, *, model_type: str = "") -> dict[s
             expected=f"one of {', '.join(face.architectures)}",
         )
     keys = {**effective(config), "max_position": config.model.max_position or config.train.sequence_length}
-    written = {"architectures": [face.architectures[kind]], **face.settings(kind, keys)}
-    written |= {"vocab_size": vocab_size, "tie_word_embeddings": keys["tie_embeddings"]}
+    written = {"architectures": [face.architectures[kind]], "tie_word_embeddings": keys["tie_embeddings"]}
+    written |= {**face.settings(kind, keys), "vocab_size": vocab_size}
     written |= {"initializer_range": config.model.init_std, "model_type": kind}
-    back = from_hf(written, where="config.json")
-    free = ("vocab_size", *face.free(config))
-    refuse_differences(config, back, form=f"config.json of model_type {kind}", free=free)
+    form = f"config.json of model_type {kind}"
+    back = from_hf(written, where=form, fix=OTHER_FORM)
+    refuse_differences(config, back, form=form, free=("vocab_size", *face.free(config)))
     return written
 
 

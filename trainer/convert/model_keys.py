@@ -17,6 +17,7 @@ from trainer.config.presets import PRESETS
 from trainer.config.sections import RunConfig
 from trainer.models.family import family_named, family_of
 
+OTHER_FORM = "export to another format, or train a model that this one has"
 # What is only there to make a model's configuration a whole one: a run gives its own.
 _RUN: Mapping[str, Mapping[str, Any]] = {
     "run": {"folder": "."},
@@ -77,7 +78,7 @@ def refuse_differences(ours: RunConfig, back: RunConfig, *, form: str, free: tup
             f"{form} cannot express this model",
             found=", ".join(f"model.{name} = {_text(name, before)}" for name in names),
             expected=", ".join(f"{name} = {_text(name, after)}" for name in names),
-            fix="export to another format, or train a model that this one has",
+            fix=OTHER_FORM,
         )
 
 

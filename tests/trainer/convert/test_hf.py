@@ -571,6 +571,25 @@ def test_a_part_that_is_lacking_is_refused_by_name(kind, changes, named):
         from_hf({"model_type": kind, **changes}, where="")
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_layers": 4, "mamba": {"pattern": "M-M*"}}, "model.tie_embeddings = True"),
+        ({"num_layers": 2, "mamba": {"pattern": "MM", "num_heads": 3}}, "num_heads x head_dim = 48 is not expand"),
+    ],
+)
+def test_a_mixer_model_that_transformers_lacks_is_refused_as_an_export(changes, named):
+    ours = model_config(
+        {"family": "mamba", "hidden_size": 64, "num_heads": 4, "position": "none", **changes}
+        | {"mamba": {"head_dim": 16, "num_groups": 1, **changes["mamba"]}},
+        where="",
+        context=32,
+    )
+    with pytest.raises(UsageError, match=re.escape(named)) as refused:
+        to_hf(ours, 50)
+    assert "try: export to another format" in str(refused.value)
+
+
 def test_settings_of_older_versions_are_read():
     """Gemma 3 and OLMo 3 as they were published: the base of windows apart, the scaling of the other layers."""
     gemma = {"model_type": "gemma3_text", "rope_theta": 2e6, "rope_local_base_freq": 2e4, "sliding_window_pattern": 2}

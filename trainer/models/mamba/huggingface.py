@@ -237,7 +237,7 @@ def _settings(kind: str, keys: Json) -> dict[str, Any]:
         written["layers_block_type"] = [theirs[letter] for letter in pattern]
         written["mlp_hidden_act"] = reverse(PLAIN, keys.get("activation", "squared_relu"), "relu2")
         written |= _experts_json(keys) if "moe.num_experts" in keys else {}
-        return written | {"time_step_min": max(low, _NEGLIGIBLE), "expand": expand}
+        return written | {"time_step_min": max(low, _NEGLIGIBLE), "expand": expand, "tie_word_embeddings": False}
     written |= {"num_hidden_layers": len(pattern) // 2, "mamba_expand": expand, "mamba_d_head": keys["mamba.head_dim"]}
     written["attn_layer_indices"] = [number for number, letter in enumerate(pattern[::2]) if letter == "*"]
     written["hidden_act"] = reverse(GATED, keys.get("activation", "swiglu"), "silu")
