@@ -43,11 +43,15 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Send, and report what could not be sent."""
     from trainer.tracking.follower import SAID, send, tracked_run
-    from trainer.tracking.trackers import missing_libraries
+    from trainer.tracking.trackers import missing_libraries, webhook_address
 
     folder = Path(arguments.run)
     if not (folder / "config.toml").is_file():
-        raise UsageError(f"{folder} is not a run folder", expected="a folder written by mtrain train")
+        raise UsageError(
+            f"{folder} is not a run folder",
+            found=None if folder.exists() else "nothing of that name",
+            expected="a folder written by mtrain train",
+        )
     run = tracked_run(folder)
     names = tuple(dict.fromkeys(arguments.to or run.settings.to))
     if not names:
@@ -55,6 +59,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     missing = missing_libraries(names)
     if missing and arguments.parent is None:
         raise UsageError("; ".join(missing.values()))
+    if "webhook" in names and arguments.parent is None:
+        webhook_address(run.settings)
     for text in missing.values():
         console.tell(f"{SAID}{text}; the run continues without this tracker")
     if arguments.parent is not None:

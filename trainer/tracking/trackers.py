@@ -394,11 +394,7 @@ class Webhook(Tracker):
 
     def open(self, run: TrackedRun) -> None:
         """See `Tracker`."""
-        address = run.settings.webhook_url or os.environ.get(WEBHOOK_URL)
-        fault = url_fault(address) if address else "neither track.webhook_url nor MTRAIN_WEBHOOK_URL is set"
-        if not address or fault:
-            raise UsageError("the webhook has no usable URL", found=fault, expected=URL_FORM)
-        self._address, self._run = address, run
+        self._address, self._run = webhook_address(run.settings), run
 
     def event(self, alert: Alert) -> None:
         """See `Tracker`."""
@@ -547,6 +543,19 @@ def address_problems(settings: TrackSection) -> Iterator[str]:
     """What is wrong with the addresses of [track], as far as their text tells."""
     if settings.webhook_url is not None and (fault := url_fault(settings.webhook_url)):
         yield f"track.webhook_url has {fault}; write {URL_FORM}, or leave it out and set {WEBHOOK_URL}"
+
+
+def webhook_address(settings: TrackSection) -> str:
+    """Where alerts are POSTed.
+
+    Raises:
+        UsageError: no usable URL is set.
+    """
+    address = settings.webhook_url or os.environ.get(WEBHOOK_URL)
+    fault = url_fault(address) if address else f"neither track.webhook_url nor {WEBHOOK_URL} is set"
+    if not address or fault:
+        raise UsageError("the webhook has no usable URL", found=fault, expected=URL_FORM)
+    return address
 
 
 def missing_libraries(names: Iterable[str]) -> dict[str, str]:
