@@ -31,7 +31,7 @@ COMMANDS = (
         module=".tokenizers",
         group=_MAKE,
     ),
-    Command("launch", "run preprocess in parts: here, on Slurm or on Ray", module=".launch", group=_PARTS),
+    Command("launch", "run a command in parts: here, on Slurm or on Ray", module=".launch", group=_PARTS),
     Command("status", "show the progress of a launched job", module=".status", group=_PARTS),
     Command("tail", "print the last lines of a launched job's logs", module=".tail", group=_PARTS),
     Command("merge", "join the parts that preprocess --shard made", module=".merge", group=_PARTS),

@@ -89,7 +89,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
             weights=arguments.weights,
             progress=progress,
         )
-    model.check_tokens()
+    model.check_continues()
     served = served_model(model, arguments.model, template=arguments.chat_template)
     if served.template is None:
         raise UsageError(

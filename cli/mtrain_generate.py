@@ -274,7 +274,10 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
     wrong = [
         (arguments.batch_size < 1, f"--batch-size {arguments.batch_size} is below 1"),
-        (arguments.num_samples is not None and arguments.num_samples < 1, "--num-samples is below 1"),
+        (
+            arguments.num_samples is not None and arguments.num_samples < 1,
+            f"--num-samples {arguments.num_samples} is below 1",
+        ),
         (arguments.log_probs is not None and not 0 <= arguments.log_probs <= 1000, "--log-probs is not in 0 to 1000"),
         (arguments.prompt_log_probs and arguments.log_probs is None, "--prompt-log-probs needs --log-probs"),
         (arguments.strict and arguments.input is None, "--strict is for the keys of --input"),

@@ -204,7 +204,7 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
         path = unpacked(path)
     if not path.is_dir():
         raise UsageError(
-            f"there is no folder {path}",
+            f"{path} is a file, not a folder" if path.exists() else f"there is no folder {path}",
             fix="give the folder of a run, of a Hugging Face model on this disk, or of a Megatron-LM checkpoint",
         )
     keys = _model_keys(settings)

@@ -182,7 +182,10 @@ def read_run(folder: Path) -> ReportedRun:
         UsageError: not a run folder, or nothing has been measured yet. DamageError: one of its files is not readable.
     """
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", fix="give a run folder, which run.folder names")
+        raise UsageError(
+            f"{folder} is a file, not a folder" if folder.exists() else f"there is no folder {folder}",
+            fix="give a run folder, which run.folder names",
+        )
     is_long = (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > WHOLE_BYTES
     metrics = read_metrics(folder) if not is_long else []
     if not metrics and not is_long:

@@ -232,6 +232,9 @@ def test_nothing_to_report_is_named(tmp_path):
         write_report(tmp_path)
     with pytest.raises(UsageError, match=r"there is no folder .*firs\n"):
         write_report(tmp_path / "firs")
+    (tmp_path / "a.jsonl").write_text("{}")
+    with pytest.raises(UsageError, match=r"a\.jsonl is a file, not a folder"):
+        write_report(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("text", ["[{", "[" * 30_000, "9" * 5000])

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from cli.mtrain import main
 from mdata import UsageError
 from tests.helpers.ranks import run_ranks
 from tests.trainer.convert.test_hf_bert import CLASSES, save
@@ -61,3 +62,8 @@ def test_what_has_no_mask_and_what_continues_texts_is_refused_by_name(folder):
     for use in (lambda: DecodeEngine(model), lambda: model.score([[5, 6]])):
         with pytest.raises(UsageError, match="predicts masked tokens, and not the next one"):
             use()
+
+
+def test_a_chat_is_refused_before_a_template_is_asked_for(folder, capsys):
+    assert main(["chat", str(folder)]) == 2
+    assert "predicts masked tokens, and not the next one" in capsys.readouterr().err

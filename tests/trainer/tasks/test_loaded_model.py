@@ -101,6 +101,9 @@ def test_ends_that_the_model_does_not_have_are_refused(ends: object, theirs: Pat
 def test_what_is_no_model_or_does_not_fit_is_refused(theirs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         Model.load(tmp_path / "none")
+    (tmp_path / "a.jsonl").write_text("{}")
+    with pytest.raises(UsageError, match=r"a\.jsonl is a file, not a folder"):
+        Model.load(tmp_path / "a.jsonl")
     with pytest.raises(UsageError, match="there is no tokenizer in it"):
         Model.load(theirs, tokenizer=str(tmp_path))
     with pytest.raises(UsageError, match="--dtype fp8 is not known"):
