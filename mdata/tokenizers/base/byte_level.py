@@ -3,7 +3,8 @@
 GPT-2 writes bytes as printable characters: printable Latin-1 characters represent their own byte, the other bytes take
 U+0100, U+0101 ... in order. The patterns are those for which engines were compared: on every code point in many
 contexts, and on random texts, with a vocabulary whose merges reveal every split
-(tests/mdata/tokenizers/engines/test_libraries.py). A tokenizer with another pattern uses the exact engine.
+(tests/mdata/tokenizers/engines/test_libraries.py). A tokenizer with another pattern uses the exact engine. Steps that
+split one after the other are written as the one pattern of the same language, or as its name.
 """
 
 from __future__ import annotations
@@ -51,6 +52,18 @@ TIK_V2 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+QWEN3_5 = QWEN2.replace(r"\p{L}+|", r"[\p{L}\p{M}]+|").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+# Each digit, then GPT-2's words: StarCoder, SmolLM. White space in front of a digit is whole.
+DIGITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+# DeepSeek-V3's steps: numbers, then Chinese and Japanese, then words.
+DEEPSEEK_V3 = "DeepSeek-V3"
+DEEPSEEK_V3_STEPS = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+)
+
 _GPT2_FOR_TIKTOKEN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 # The pattern in a tokenizer.json -> the pattern for tiktoken: the same language, possessive where possible.
@@ -63,7 +76,10 @@ FOR_TIKTOKEN = MappingProxyType(
         QWEN2: QWEN2,
         O200K: O200K,
         TIK_V2: TIK_V2,
+        QWEN3_5: QWEN3_5,
+        DIGITS: (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++|\p{N}| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?![^\s\p{N}])|\s"),
     }
 )
-# gigatoken 0.10 takes this pattern for cl100k's, and splits "\n\xa0" differently from the pattern.
-NOT_FOR_GIGATOKEN = frozenset({CL100K})
+PATTERNS = (*FOR_TIKTOKEN, DEEPSEEK_V3)
+# gigatoken 0.10 takes cl100k's pattern for another one, which splits "\n\xa0" differently, and refuses the digits'.
+NOT_FOR_GIGATOKEN = frozenset({CL100K, DIGITS})

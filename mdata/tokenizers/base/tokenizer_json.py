@@ -15,7 +15,7 @@ from typing import Any
 from unicodedata import is_normalized
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.byte_level import FOR_TIKTOKEN, GPT2
+from mdata.tokenizers.base.byte_level import DEEPSEEK_V3, DEEPSEEK_V3_STEPS, DIGITS, FOR_TIKTOKEN, GPT2
 
 Definition = Mapping[str, Any]
 
@@ -152,18 +152,31 @@ def components(part: Any, children: str) -> list[Mapping[str, Any]]:
 
 
 def split_pattern(definition: Definition) -> str | None:
-    """The pattern that splits texts into words, if engines were compared for it; otherwise None."""
+    """The one of `PATTERNS` by which texts are split into words; None: another."""
     parts = components(definition.get("pre_tokenizer"), "pretokenizers")
     if not parts or any(part.get("add_prefix_space", True) for part in parts if part.get("type") == "ByteLevel"):
         return None
-    if [part.get("type") for part in parts] == ["ByteLevel"] and parts[0].get("use_regex", True):
-        return GPT2
-    if [part.get("type") for part in parts] != ["Split", "ByteLevel"] or parts[1].get("use_regex", True):
+    *steps, last = parts
+    if last.get("type") != "ByteLevel":
         return None
-    split = parts[0]
-    pattern = (split.get("pattern") or {}).get("Regex")
-    isolated = split.get("behavior") == "Isolated" and not split.get("invert")
-    return pattern if isolated and pattern in FOR_TIKTOKEN else None
+    if last.get("use_regex", True):
+        return {(): GPT2, (_EACH_DIGIT,): DIGITS}.get(tuple(map(_step, steps)))
+    patterns = tuple(map(_step, steps))
+    if patterns == DEEPSEEK_V3_STEPS:
+        return DEEPSEEK_V3
+    return patterns[0] if len(patterns) == 1 and patterns[0] in FOR_TIKTOKEN and patterns[0] != DIGITS else None
+
+
+_EACH_DIGIT = "each digit"
+
+
+def _step(part: Mapping[str, Any]) -> str:
+    """The pattern of a step that isolates its matches; "": it does something else."""
+    if part.get("type") == "Digits" and part.get("individual_digits"):
+        return _EACH_DIGIT
+    isolated = part.get("type") == "Split" and part.get("behavior") == "Isolated" and not part.get("invert")
+    pattern = (part.get("pattern") or {}).get("Regex") if isolated else None
+    return pattern if isinstance(pattern, str) else ""
 
 
 def merge_parts(merges: Sequence[Any]) -> tuple[list[str], list[str]]:

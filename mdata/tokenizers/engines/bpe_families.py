@@ -14,7 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from mdata.tokenizers.base.byte_level import ALPHABET, NOT_FOR_GIGATOKEN
+from mdata.tokenizers.base.byte_level import ALPHABET, FOR_TIKTOKEN, NOT_FOR_GIGATOKEN
 from mdata.tokenizers.base.self_check_texts import byte_level_texts, llama_texts
 from mdata.tokenizers.base.token_matching import prefix_of_another
 from mdata.tokenizers.base.tokenizer_json import (
@@ -123,7 +123,7 @@ def _vocabulary_unsupported(definition: Definition, bytes_: Iterable[str]) -> st
 
 def _gigatoken_unsupported(definition: Definition, exact: Any) -> str | None:
     other = split_pattern(definition) in NOT_FOR_GIGATOKEN
-    return "it mistakes this tokenizer's pattern for another one" if other else None
+    return "it does not split by this tokenizer's pattern" if other else None
 
 
 def _tiktoken_unsupported(definition: Definition, exact: Any) -> str | None:
@@ -131,6 +131,8 @@ def _tiktoken_unsupported(definition: Definition, exact: Any) -> str | None:
 
     The ids are the same if merging each entry's text gives that entry; trained vocabularies are like that.
     """
+    if split_pattern(definition) not in FOR_TIKTOKEN:
+        return "it does not split by this tokenizer's pattern"
     model = definition["model"]
     added = added_tokens(definition)
     if prefix_of_another(token.content for token in added) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mdata.tokenizers.base.byte_level import ALPHABET, GPT2
+from mdata.tokenizers.base.byte_level import ALPHABET, DEEPSEEK_V3, DEEPSEEK_V3_STEPS, DIGITS, GPT2
 
 END = "<|endoftext|>"
 _ASCII = b"' aA1!\n\t\r/s_"
@@ -20,9 +20,13 @@ def definition(pattern: str = GPT2, *, added: tuple[dict[str, Any], ...] = (), *
     pairs = [(a, b) for a in _ASCII for b in (*_ASCII, *high)] + [(a, b) for a in high for b in _ASCII]
     merges = [f"{ALPHABET[a]} {ALPHABET[b]}" for a, b in pairs]
     entries = [*ALPHABET, *(merge.replace(" ", "") for merge in merges), END]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern == GPT2}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    words = byte_level if pattern == GPT2 else {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": pattern in (GPT2, DIGITS),
+    }
+    words = {"type": "Sequence", "pretokenizers": [*_steps(pattern), byte_level]} if pattern != GPT2 else byte_level
     return {
         "version": "1.0",
         "truncation": None,
@@ -46,6 +50,14 @@ def definition(pattern: str = GPT2, *, added: tuple[dict[str, Any], ...] = (), *
         },
         **parts,
     }
+
+
+def _steps(pattern: str) -> list[dict[str, Any]]:
+    """The steps in front of the bytes."""
+    if pattern == DIGITS:
+        return [{"type": "Digits", "individual_digits": True}]
+    steps = DEEPSEEK_V3_STEPS if pattern == DEEPSEEK_V3 else (pattern,)
+    return [{"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False} for step in steps]
 
 
 def token(id: int, content: str, **flags: bool) -> dict[str, Any]:

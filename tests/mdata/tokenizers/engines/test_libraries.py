@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from mdata.tokenizers.base.byte_level import ALPHABET, CL100K, FOR_TIKTOKEN, GPT2, LLAMA3
+from mdata.tokenizers.base.byte_level import (
+    ALPHABET,
+    CL100K,
+    DEEPSEEK_V3_STEPS,
+    FOR_TIKTOKEN,
+    GPT2,
+    LLAMA3,
+    NOT_FOR_GIGATOKEN,
+    PATTERNS,
+)
 from mdata.tokenizers.base.self_check_texts import byte_level_texts
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.base.unicode14 import texts_with_newer_characters, unassigned
@@ -34,8 +43,8 @@ ADDED = (
 )  # fmt: skip
 PIECES = [
     *"aAzZ019 '\n\t\r.!,/_sdmt", "'s", "'re", "'LL", " ", "  ", "\r\n", "\n\n", "\xa0", "\u2028", "\x1c", "\x85",
-    "\u0301", "\u200d", "\U0001f468", "\u4e2d", "\u0663", "\u2160", "\u017f", "\u212a", "\u01c5", "\u02b0", "e\u0301",
-    "\u088f", "\U00018d80", END, END[:-1], "<|fim|>", "<|fim|>more", "[INST]", "<pad>", "whole",
+    "\u0301", "\u200d", "\U0001f468", "\u4e2d", "\u3042", "\u30a2", "\u0663", "\u2160", "\u017f", "\u212a", "\u01c5",
+    "\u02b0", "e\u0301", "\u088f", "\U00018d80", END, END[:-1], "<|fim|>", "<|fim|>more", "[INST]", "<pad>", "whole",
 ]  # fmt: skip
 TEXTS = st.lists(st.lists(st.one_of(st.sampled_from(PIECES), st.characters(exclude_categories=["Cs"]))).map("".join))
 
@@ -51,7 +60,7 @@ def engines(pattern: str, plain: bool) -> tuple[ExactEngine, list[FallbackEngine
     known = renumbered(pattern)
     exact = ExactEngine(known, plain=plain)
     # One of ADDED begins another: tiktoken takes no such set.
-    names = [name for name in FAST if name not in ("tiktoken", "gigatoken" if pattern == CL100K else "")]
+    names = [name for name in FAST if name not in ("tiktoken", "gigatoken" if pattern in NOT_FOR_GIGATOKEN else "")]
     return exact, [FallbackEngine(name, known, plain=plain, exact=lambda: exact) for name in names]
 
 
@@ -61,7 +70,7 @@ def assert_equal(texts, exact, fast):
 
 
 @pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("pattern", FOR_TIKTOKEN)
+@pytest.mark.parametrize("pattern", PATTERNS)
 @given(texts=TEXTS)
 @examples(60)
 def test_gigatoken_is_exact_with_awkward_tokens(pattern, plain, texts):
@@ -106,18 +115,18 @@ def code_points(step: int) -> list[int]:
 def compare_code_points(pattern: str, codes: list[int]) -> None:
     """Without routing: the fast engines alone."""
     texts = [company(code) for code in codes if not unassigned()[code]]
-    for name in FAST:
-        if (name, pattern) != ("gigatoken", CL100K):
+    for name, patterns in (("gigatoken", set(PATTERNS) - NOT_FOR_GIGATOKEN), ("tiktoken", FOR_TIKTOKEN)):
+        if pattern in patterns:
             assert_equal(texts, simple_exact(pattern), LIBRARIES[name](definition(pattern), plain=False))
 
 
-@pytest.mark.parametrize("pattern", FOR_TIKTOKEN)
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_code_points_in_company(pattern):
     compare_code_points(pattern, code_points(13))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("pattern", FOR_TIKTOKEN)
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_code_point_in_company(pattern):
     compare_code_points(pattern, [code for code in range(0x110000) if not 0xD800 <= code < 0xE000])
 
@@ -218,11 +227,23 @@ def test_the_hostile_text_finds_a_pattern_that_is_a_little_different(monkeypatch
     assert isinstance(found, str) and "other ids for" in found
 
 
+DEEPSEEK = [{"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated"} for step in DEEPSEEK_V3_STEPS]
+
+
+def steps(*parts, own=True):
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": own}
+    return {"type": "Sequence", "pretokenizers": [*parts, byte_level]}
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"normalizer": {"type": "Lowercase"}}, "it normalizes texts"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "it splits words by a pattern of its own"),
+        ({"pre_tokenizer": steps({"type": "Digits", "individual_digits": False})}, "it splits words by a pattern"),
+        ({"pre_tokenizer": steps({"type": "Digits", "individual_digits": True}, own=False)}, "it splits words by a"),
+        ({"pre_tokenizer": steps(*reversed(DEEPSEEK), own=False)}, "it splits words by a pattern of its own"),
+        ({"pre_tokenizer": steps(*DEEPSEEK)}, "it splits words by a pattern of its own"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "it splits words by a pattern of its own"),
         ({"added_tokens": [token(7, END)]}, "another id than its file says"),
         ({"added_tokens": [token(3000, "ab"), token(3001, "bc", normalized=True)]}, "another id"),
@@ -345,14 +366,13 @@ def test_the_exact_engine_gets_the_odd_part_of_a_long_text(name):
     assert 0 < watching.chars < 3000
 
 
-@pytest.mark.parametrize("pattern", [pattern for pattern in FOR_TIKTOKEN if pattern != CL100K])
+@pytest.mark.parametrize("pattern", PATTERNS)
 @given(texts=st.lists(st.lists(st.sampled_from([*PIECES, "a b", "b c d", "d;\ne", " ", "\U0001fae8"])).map("".join)))
 @examples(50)
 def test_odd_texts_are_cut_where_no_id_can_notice(pattern, texts):
     exact = ExactEngine(definition(pattern, normalizer={"type": "NFC"}), plain=False)
-    engine = FallbackEngine(
-        "gigatoken", definition(pattern, normalizer={"type": "NFC"}), plain=False, exact=lambda: exact
-    )
+    name = "tiktoken" if pattern in NOT_FOR_GIGATOKEN else "gigatoken"
+    engine = FallbackEngine(name, definition(pattern, normalizer={"type": "NFC"}), plain=False, exact=lambda: exact)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact_fallback, "_PART_CHARS", 2)
         assert_equal(texts, exact, engine)
