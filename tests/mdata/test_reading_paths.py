@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +11,7 @@ import pytest
 import mdata
 from tests.helpers import rooms
 from tests.helpers.corpora import write_pair
+from tests.helpers.executed_lines import executed_lines, main_files
 from tests.helpers.house_rules import ROOT
 
 
@@ -41,20 +39,6 @@ PATHS = [
     Path("from `mdata.open_dataset` to tokens", "open_dataset", OPENING),
     Path("from a line of JSON to .bin", "preprocess", PREPROCESSING),
 ]
-TRACED = """
-import json, sys, threading
-import mdata
-mdata.{name}
-files = set()
-def called(frame, event, _):
-    if event == "call" and frame.f_code.co_name != "<module>":
-        files.add(frame.f_code.co_filename)
-threading.setprofile(called)
-sys.setprofile(called)
-{code}
-sys.setprofile(None)
-print(json.dumps(sorted(files)))
-"""
 
 
 @pytest.fixture(scope="module", params=PATHS, ids=lambda path: path.name)
@@ -64,7 +48,7 @@ def path(request):
 
 @pytest.fixture(scope="module")
 def declared(path) -> tuple[list[str], set[str]]:
-    """The files to read in their order, and those that are understood by name."""
+    """The files to read in their order, and the small ones that are understood by name."""
     text = (ROOT / "docs/design/house.md").read_text(encoding="utf-8")
     section = text.partition(f"## What to read: {path.section}\n")[2].partition("\n## ")[0]
     table, _, names = section.partition("understood by name:")
@@ -73,25 +57,25 @@ def declared(path) -> tuple[list[str], set[str]]:
 
 
 @pytest.fixture(scope="module")
-def ran(path, tmp_path_factory) -> set[str]:
-    """The files of mdata whose functions are called; __init__ and C++ left out."""
+def lines(path, tmp_path_factory) -> dict[str, int]:
+    """Executed lines of the files of mdata; __init__ and C++ left out."""
     folder = tmp_path_factory.mktemp("reading")
     write_pair(folder / "x", [[10]] * 40, tokens=np.arange(400))
     mdata.adopt(folder / "x", None)
     (folder / "x.jsonl").write_text('{"text": "one"}\n' * 3)
-    command = [sys.executable, "-c", TRACED.replace("{name}", path.name).replace("{code}", path.code)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=folder, env={"PYTHONPATH": str(ROOT)}
-    )
-    ours = str(ROOT / "mdata") + "/"
-    files = json.loads(done.stdout)
-    return {f"mdata/{file.removeprefix(ours)}" for file in files if re.fullmatch(rf"{ours}.*(?<!__init__)\.py", file)}
+    found = executed_lines(path.code, folder, before=f"import mdata\nmdata.{path.name}\n")
+    return {file: number for file, number in found.items() if re.fullmatch(r"mdata/.*(?<!__init__)\.py", file)}
 
 
-def test_the_lists_hold_what_is_called_and_nothing_else(declared, ran):
+def test_the_lists_hold_what_is_called_and_nothing_else(declared, lines):
     files, by_name = declared
-    assert set(files) | by_name == ran
+    assert set(files) | by_name == set(lines)
     assert not set(files) & by_name
+
+
+def test_only_files_of_few_lines_are_understood_by_name(declared, lines):
+    _, by_name = declared
+    assert not main_files(lines) & by_name
 
 
 def test_each_file_is_imported_by_one_that_was_read_before(declared):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.helpers import rooms
+from tests.helpers.executed_lines import executed_lines, main_files
 from tests.helpers.house_rules import ROOT
 from trainer.models.family import FAMILIES
 
@@ -32,35 +29,27 @@ steps = 1
 [optimizer]
 lr = 1e-3
 """
-TRACED = """
-import json, sys, threading
-from cli.mtrain import main
-files = set()
-def called(frame, event, _):
-    if event == "call" and frame.f_code.co_name != "<module>":
-        files.add(frame.f_code.co_filename)
-threading.setprofile(called)
-sys.setprofile(called)
-assert main(["train", "run.toml"]) == 0
-sys.setprofile(None)
-print(json.dumps(sorted(files)))
-"""
 
 
 @pytest.fixture(scope="module")
 def declared() -> list[str]:
     text = (ROOT / "docs/design/trainer.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| `(trainer/\S+\.py)` \|", text.partition("## What to read:")[2], re.MULTILINE)
+    return re.findall(r"^\| `((?:trainer|mdata)/\S+\.py)` \|", text.partition("## What to read:")[2], re.MULTILINE)
 
 
-def test_all_of_them_are_called_in_a_first_step(declared: list[str], tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(CONFIG)
-    command = [sys.executable, "-c", TRACED]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}
-    )
-    ran = {str(Path(file).relative_to(ROOT)) for file in json.loads(done.stdout.splitlines()[-1]) if str(ROOT) in file}
-    assert set(declared) <= ran
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    folder = tmp_path_factory.mktemp("step")
+    (folder / "run.toml").write_text(CONFIG)
+    return executed_lines('assert main(["train", "run.toml"]) == 0', folder, before="from cli.mtrain import main\n")
+
+
+def test_all_of_them_are_called_in_a_first_step(declared: list[str], lines: dict[str, int]) -> None:
+    assert set(declared) <= lines.keys()
+
+
+def test_files_of_many_lines_are_among_them(declared: list[str], lines: dict[str, int]) -> None:
+    assert main_files(lines) <= set(declared)
 
 
 def test_each_is_reached_from_one_that_was_read_before(declared: list[str]) -> None:
@@ -68,7 +57,7 @@ def test_each_is_reached_from_one_that_was_read_before(declared: list[str]) -> N
     imports = rooms.all_imports("trainer")
     imports[FAMILIES["gpt"]] |= {"trainer.models.gpt.model"}  # built_by names it
     imports["trainer.models.family"] |= imports[FAMILIES["gpt"]]  # imported by name
-    modules = [file.removesuffix(".py").replace("/", ".") for file in declared]
+    modules = [file.removesuffix(".py").replace("/", ".") for file in declared if file.startswith("trainer/")]
     for number, module in enumerate(modules[1:], 1):
         near = {other for before in modules[:number] for other in imports[before]}
         assert module in near.union(*(imports[other] for other in near)), module
