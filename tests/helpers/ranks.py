@@ -214,6 +214,7 @@ def _serve(pipe: multiprocessing.connection.Connection, stack_file: str) -> None
 
     from trainer.parallel.world import leave_world
 
+    os.chdir(Path(stack_file).parent)  # the folder of the test in which the fork server began may be gone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()  # what the fork server imported is shared as long as nothing touches it
     torch.set_num_threads(1)
