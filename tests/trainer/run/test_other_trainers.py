@@ -149,14 +149,7 @@ def _texts(folder: Path) -> Path:
     draw = random.Random(8)
     lines = [json.dumps({"text": _sentence(draw, draw.randint(5, 40))}) + "\n" for _ in range(40)]
     (folder / "t.jsonl").write_text("".join(lines))
-    mdata.preprocess(
-        mdata.PreprocessOptions(
-            input=(str(folder / "t.jsonl"),),
-            output_prefix=str(folder / "t"),
-            tokenizer_type="ByteTokenizer",
-            append_eod=True,
-        )
-    )
+    _tokenize(folder / "t.jsonl", "text", append_eod=True)
     return folder / "t_text_document.json"
 
 
@@ -171,15 +164,10 @@ def _pairs(folder: Path) -> Path:
             ]
             lines.append(json.dumps(dict(zip(("chosen", "rejected"), chats, strict=True))) + "\n")
     (folder / "p.jsonl").write_text("".join(lines))
-    mdata.preprocess(
-        mdata.PreprocessOptions(
-            input=(str(folder / "p.jsonl"),),
-            output_prefix=str(folder / "p"),
-            tokenizer_type="ByteTokenizer",
-            json_keys=("chosen",),
-            chat=True,
-            chat_schema="pairs",
-            chat_template="plain",
-        )
-    )
+    _tokenize(folder / "p.jsonl", "chosen", chat=True, chat_schema="pairs", chat_template="plain")
     return folder / "p_chosen_pairs.json"
+
+
+def _tokenize(path: Path, key: str, **options: Any) -> None:
+    options |= {"output_prefix": str(path.with_suffix("")), "tokenizer_type": "ByteTokenizer", "json_keys": (key,)}
+    mdata.preprocess(mdata.PreprocessOptions(input=(str(path),), **options))
