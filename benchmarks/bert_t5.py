@@ -2,16 +2,16 @@
 
     python benchmarks/bert_t5.py [--shapes bert-large t5-base ...] [--rows full text] [--rounds 2] [--out FILE.json]
     python benchmarks/bert_t5.py --run ours --shapes bert-large --rows text --profile kernels.txt
+    python benchmarks/bert_t5.py --rows text --lengths CORPUS.idx     # documents as long as those of another corpus
     python benchmarks/bert_t5.py --tiny              # small models on a CPU: whether it runs
 
 Runs: `ours`; `ours+graphs`, the same with CUDA graphs and tokens in few sizes; `transformers`, under torch.compile with
 PyTorch's attention; `megatron` where megatron-core and Transformer Engine are installed. A peer runs the shapes that it
 has: transformers the post-norm BERT and the T5 of relative positions, megatron-core the pre-norm BERT and the T5 of
 learned positions (`bert-large-pre`, `t5-220m`), of the same sizes. `full`: every row is full. `text`: rows as the
-samplers cut them from documents whose lengths are those of web text (log-normal, median 350 tokens), 10 % of them with
-a shorter target. Each run computes logits of masked
-tokens only, has no dropout, and is a process of its own; a table of medians and of our speed over each peer's comes
-last. What a step is, and how it is timed, stands in one_gpu.py; here the steps differ, so that lengths vary as in
+samplers cut them from real text (text_lengths.py), 10 % of them with a shorter target. Each run computes logits of
+masked tokens only, has no dropout, and is a process of its own; a table of medians and of our speed over each peer's
+comes last. What a step is, and how it is timed, stands in one_gpu.py; here the steps differ, so that lengths vary as in
 training. Nothing else may run on the machine: between small kernels ours waits for the host.
 """
 
@@ -47,6 +47,7 @@ from benchmarks.one_gpu import (
     random_engine,
     seconds_of_process,
 )
+from benchmarks.text_lengths import MANUALS, TextLengths, corpus_lengths, row_lengths
 from trainer.config.parse import parse_config
 from trainer.config.sections import RunConfig
 from trainer.models.stage import EncoderTokens, Microbatch
@@ -79,7 +80,6 @@ TINY = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "head_dim": 32, "ffn
 RUNS = ("ours", "ours+graphs", "transformers", "megatron")
 ROWS = ("full", "text")
 MASKED = 0.15
-MEDIAN_TOKENS, SPREAD, SENTENCE = 350, 1.0, 22.0  # of documents (log-normal), and tokens of a sentence
 
 
 def run_config(shape: Shape, *, tiny: bool, graphs: bool = False) -> RunConfig:
@@ -111,26 +111,12 @@ def small(shape: Shape) -> Shape:
     return shape._replace(length=64, decoder=16 if shape.decoder else 0, micro_batch=4)
 
 
-def row_lengths(generator: np.random.Generator, length: int) -> Iterator[int]:
-    """Tokens of the rows that documents give: whole sentences up to a target, which is shorter for some."""
-    while True:
-        left = int(generator.lognormal(np.log(MEDIAN_TOKENS * length / 512), SPREAD)) + 8
-        target = length if generator.random() > 0.1 else int(generator.integers(8, length + 1))
-        row = 0
-        while left > 0:
-            sentence = min(left, 1 + int(generator.exponential(SENTENCE)))
-            row, left = row + sentence, left - sentence
-            if row >= target or left == 0:
-                yield min(row, length)
-                row, target = 0, length if generator.random() > 0.1 else int(generator.integers(8, length + 1))
-
-
 def batches_of(
-    shape: Shape, rows: str, vocabulary: int, device: torch.device, *, few_sizes: bool = False
+    shape: Shape, rows: str, text: TextLengths, vocabulary: int, device: torch.device, *, few_sizes: bool = False
 ) -> list[list[Microbatch]]:
     """The microbatches of each step of a chunk, seeded, on the device; `few_sizes` as in `to_device`."""
     generator = np.random.default_rng(3)
-    lengths = row_lengths(generator, shape.length) if rows == "text" else itertools.repeat(shape.length)
+    lengths = row_lengths(generator, shape.length, text) if rows == "text" else itertools.repeat(shape.length)
     how = {"shape": shape, "vocabulary": vocabulary, "device": device, "few_sizes": few_sizes}
     return [
         [
@@ -221,14 +207,14 @@ def share_of_text(batches: list[list[Microbatch]]) -> float:
     return sum(real for real, _ in parts) / sum(size for _, size in parts)
 
 
-def measure(name: str, which: str, rows: str, *, tiny: bool, profile: str | None) -> dict[str, Any]:
+def measure(name: str, which: str, rows: str, text: TextLengths, *, tiny: bool, profile: str | None) -> dict[str, Any]:
     """Steps of ours or of a peer, in this process."""
     shape = small(SHAPES[which]) if tiny else SHAPES[which]
     graphs = name == "ours+graphs" and not tiny
     config = run_config(shape, tiny=tiny, graphs=graphs)
     plan, world = make_plan(config, 1, facts=None), join_world(Mesh(1))
     device = world.device
-    batches = batches_of(shape, rows, min(plan.shape.vocab_size, 30_000), device, few_sizes=graphs)
+    batches = batches_of(shape, rows, text, min(plan.shape.vocab_size, 30_000), device, few_sizes=graphs)
     step = _stepper(name, config, plan, world, batches)
     sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     chunks, warmup = (2, 0) if tiny else (CHUNKS, WARMUP_CHUNKS)
@@ -279,7 +265,8 @@ def measure_in_turns(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if name == "megatron" and not (is_installed() or (arguments.tiny and importlib.util.find_spec("megatron"))):
             continue
         command = ["timeout", RUN_LIMIT_S, sys.executable, __file__, "--run", name, "--shapes", shape, "--rows", rows]
-        done = subprocess.run(command + ["--tiny"] * arguments.tiny, capture_output=True, text=True, check=False)
+        command += ["--tiny"] * arguments.tiny + (["--lengths", arguments.lengths] if arguments.lengths else [])
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             failed.add((name, shape, rows))
             lines = done.stderr.splitlines()[-FAILED_LINES:]
@@ -318,6 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--lengths", metavar="CORPUS.idx", help="a corpus of sentences; default: manual pages")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
     parser.add_argument("--out", help="file for all runs as JSON")
@@ -328,7 +316,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.run:
         first = (arguments.run, arguments.shapes[0], arguments.rows[0])
-        print(json.dumps(measure(*first, tiny=arguments.tiny, profile=arguments.profile)))
+        text = corpus_lengths(Path(arguments.lengths)) if arguments.lengths else MANUALS
+        print(json.dumps(measure(*first, text, tiny=arguments.tiny, profile=arguments.profile)))
         return
     runs = []
     for run in measure_in_turns(arguments):

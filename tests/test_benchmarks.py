@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from tests.helpers.corpora import write_pair
 from trainer.config.sections import MambaSection
 from trainer.convert.model_keys import model_config
 from trainer.kernels.scan import chunk_scan
@@ -93,6 +96,17 @@ def test_our_side_of_the_masked_samples(monkeypatch, tmp_path, kind):
     module.make_corpus(tmp_path / "x_text_sentence")
     found = module.our_side(tmp_path / "x_text_sentence", kind, 16)
     assert {"megatron, one by one", "native, batches of 8", "digest"} <= set(found)
+
+
+def test_rows_are_as_long_as_those_of_a_corpus(tmp_path):
+    lengths = importlib.import_module("benchmarks.text_lengths")
+    write_pair(tmp_path / "x", [[7], [9, 0, 5], []])
+    few = lengths.corpus_lengths(tmp_path / "x.idx")
+    assert set(few.documents) == {7, 14} and set(few.sentences) == {5, 7, 9}
+    drawn = list(itertools.islice(lengths.row_lengths(np.random.default_rng(0), 20, few), 2000))
+    assert {7, 14} <= set(drawn) <= set(range(1, 15)), "a document is a row, or a few with shorter targets"
+    drawn = list(itertools.islice(lengths.row_lengths(np.random.default_rng(0), 512), 4000))
+    assert 0.8 < np.mean(drawn) / 512 < 0.9, "0.844 of the manual pages' rows are text, as the samplers cut them"
 
 
 @pytest.mark.parametrize("what", ["arrays", "first sample"])
