@@ -401,12 +401,16 @@ class Dataset:
         ]
 
     def rows_with_ends_inside(self, samples: npt.ArrayLike) -> float:
-        """BERT: the share of these samples whose texts hold [CLS] or [SEP] themselves, and so have them twice."""
-        kind, vocabulary = self.options.kind, self._of_fields(0).vocabulary
-        assert isinstance(kind, Bert), "only BERT adds them"
-        text = self.read(samples).fields["text"]
-        ends = (text == vocabulary.cls).sum(1) + (text == vocabulary.sep).sum(1)
-        return float((ends > (3 if kind.head else 2)).mean())
+        """BERT and T5: the share of these samples whose sentences hold tokens that only samples should add.
+
+        [CLS] or [SEP]; where documents may end inside a row, more of them than those ends.
+        """
+        kind, vocabulary, fields = self.options.kind, self._of_fields(0).vocabulary, self.read(samples).fields
+        if isinstance(kind, T5):
+            return float(((fields["text_enc"] == vocabulary.eos).sum(1) > 1).mean())
+        assert isinstance(kind, Bert), "other kinds add none"
+        begins, ends = ((fields["text"] == token).sum(1) for token in (vocabulary.cls, vocabulary.sep))
+        return float((begins > 1 if kind.full_rows else begins + ends > (3 if kind.head else 2)).mean())
 
     def _of_fields(self, number: int) -> FieldSamples:
         return cast("FieldSamples", self.components[number].samples)

@@ -72,11 +72,17 @@ class FullRowBertSamples(BertSamples):
         sequences = self.corpus.sequences_of(first)[0], self.corpus.sequences_of(last - 1)[1]
         start, stop = self.corpus.token_bounds(*sequences)
         self._length = self.sequence_length - _NUM_SPECIAL
-        if self._length < 1 or stop - start < (self._length if self.order == "native" else 1):
+        if self._length < 1:
+            raise UsageError(
+                "the sequence length leaves no room for text",
+                found=f"{counted(self.sequence_length, 'token')}",
+                expected=f"{_NUM_SPECIAL + 1} or more, as {_NUM_SPECIAL} are special ones or padding",
+            )
+        if stop - start < (self._length if self.order == "native" else 1):
             raise UsageError(
                 f"{self.corpus.name} is shorter than one full row",
                 found=f"{counted(stop - start, 'token')}, sequence length {self.sequence_length}",
-                expected=f"at least sequence length - {_NUM_SPECIAL} tokens, and more than none",
+                expected=f"at least {counted(self._length if self.order == 'native' else 1, 'token')}",
                 fix="a shorter sequence length, or more text",
             )
         self._stream = GptSamples(

@@ -35,7 +35,7 @@ from trainer.tasks.in_training import FixedTask, Prompt, read_prompts, read_task
 
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 CHECKED_ROWS = 32  # the same for checking the spans of T5
-MOST_ENDS_INSIDE = 0.5  # share of BERT's rows
+MOST_ENDS_INSIDE = 0.5  # share of the rows
 GRAPH_SIZES = 32  # of the real tokens of a microbatch's rows, so that few graphs serve them (pipeline/graphs.py)
 TOKENS_MULTIPLE = 128  # of the tokens that a BERT, and its head, computes on a GPU: few sizes, and of whole tiles
 
@@ -49,6 +49,7 @@ class RunData:
         valid, test: name -> finite set; in file order for the native order.
         facts: of the training data, from its manifests, and whether there are validation sets.
         tasks: that score the run. prompts: that it answers. tokenizer: of the data, if there are any.
+        notes: on the training data, a line each.
     """
 
     train: mdata.Dataset
@@ -58,6 +59,7 @@ class RunData:
     tasks: Sequence[FixedTask] = ()
     tokenizer: mdata.Tokenizer | None = None
     prompts: Sequence[Prompt] = ()
+    notes: Sequence[str] = ()
 
 
 def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
@@ -73,15 +75,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     if config.data.blend == MOCK:
         return _mock(config)
     train = _open_training(config, progress)
-    if config.data.kind == "t5" and len(samples := _spread_samples(train, config.train, CHECKED_ROWS)):
-        train.check_spans(samples)
-    if config.data.kind == "bert" and len(samples := _spread_samples(train, config.train, CHECKED_ROWS)):
-        share = train.rows_with_ends_inside(samples)
-        if share > MOST_ENDS_INSIDE:  # a few come from masks, some of which are random entries of the vocabulary
-            progress.note(
-                f"{share:.0%} of the rows hold [CLS] or [SEP] in their texts, beside those that samples add: the "
-                "corpus was encoded with them; encode it with --tokenizer-hf-no-include-special-tokens"
-            )
+    notes = list(_masked_notes(config, train)) if config.data.kind in ("bert", "t5") else []
     steps, limit = run_length(config.train).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval or 0)
     test_asked = samples_asked(limit, steps=steps)
@@ -109,7 +103,34 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     tokenizer = train.load_tokenizer() if config.evaluate.tasks or config.evaluate.prompts else None
     tasks = read_tasks(config.evaluate.tasks, tokenizer=tokenizer is not None)
     prompts = read_prompts(config.evaluate.prompts, train, tokenizer)
-    return RunData(train, valid, test, facts, tasks, tokenizer, prompts)
+    return RunData(train, valid, test, facts, tasks, tokenizer, prompts, notes)
+
+
+def _masked_notes(config: RunConfig, train: mdata.Dataset) -> Iterator[str]:
+    """Read a few rows of BERT or T5: what the user should know of them.
+
+    Raises:
+        UsageError: spans do not fit, or generation would begin with another token than these rows.
+    """
+    samples = _spread_samples(train, config.train, CHECKED_ROWS)
+    if not len(samples):
+        return
+    section = config.model.t5
+    if config.data.kind == "t5":
+        train.check_spans(samples)
+        first = int(train.read(samples[:1]).fields["text_dec"][0, 0])
+        if section is not None and section.start_token not in (-1, first):
+            raise UsageError(
+                f"model.t5.start_token={section.start_token} is not the token with which the decoder's rows begin",
+                expected=f"{first}, which is taken if model.t5.start_token is left out",
+            )
+    share = train.rows_with_ends_inside(samples)
+    if share > MOST_ENDS_INSIDE:  # a few come from masks, some of which are random entries of the vocabulary
+        added = "[CLS] or [SEP]" if config.data.kind == "bert" else "the token that ends a text"
+        yield (
+            f"{share:.0%} of the rows hold {added} in their sentences, beside what samples add; encode the corpus with "
+            "--tokenizer-hf-no-include-special-tokens"
+        )
 
 
 def problems_of_sets(config: RunConfig) -> list[MdataError]:

@@ -136,7 +136,11 @@ def find_start(config: RunConfig, data: RunData, *, point: ResumePoint | None = 
         UsageError: the model, the update rule or the order of the data differs from the checkpoint; names the settings.
         DamageError: the checkpoint is incomplete or damaged.
     """
-    resume_point = point or find_checkpoint(checkpoints_folder(config))
+    start = _start(config, data, point or find_checkpoint(checkpoints_folder(config)))
+    return dataclasses.replace(start, notes=(*data.notes, *start.notes))
+
+
+def _start(config: RunConfig, data: RunData, resume_point: ResumePoint) -> Start:
     folder = resume_point.folder
     if folder is None:
         return _first_start(config, data)

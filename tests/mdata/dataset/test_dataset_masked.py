@@ -213,6 +213,8 @@ def test_full_rows_are_refused_where_they_do_not_fit(folder):
         opened(folder, "bert", head=False, order="megatron", **full)
     with pytest.raises(UsageError, match=r"a is shorter than one full row(.|\n)*tokens, sequence length 99999"):
         opened(folder, "bert", "a_text_sentence", head=False, **{**full, "sequence_length": 99_999})
+    with pytest.raises(UsageError, match="no room for text\n  found: 3 tokens\n  expected: 4 or more"):
+        opened(folder, "bert", "a_text_sentence", head=False, **{**full, "sequence_length": 3})
     plain = opened(folder, "bert", head=False)
     assert (
         "full_rows" not in plain.identity["bert"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,6 @@ import torch
 
 import mdata
 from mdata.loader.loader import collate
-from mdata.progress import Progress
 from mdata.samples.special_tokens import vocabulary_from
 from tests.helpers.open_by_keys import open_by_keys
 from tests.helpers.ranks import run_ranks
@@ -34,6 +34,7 @@ from trainer.config.sections import (
     RunConfig,
     RunSection,
     T5SamplesSection,
+    T5Section,
     TrainSection,
 )
 from trainer.models import family as families
@@ -48,6 +49,7 @@ from trainer.run.data import open_data, predicted_tokens, to_device
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.rehearsal import rehearse
+from trainer.run.resume import find_start
 from trainer.run.train import train
 
 KINDS: tuple[DataKind, ...] = get_args(DataKind)
@@ -338,20 +340,31 @@ def test_data_of_another_kind_is_named(corpora, tmp_path):
     open_data(config_of({"bert": plain}, tmp_path, "bert", bert=BertSamplesSection(head=False)))
 
 
-class Notes(Progress):
-    def __init__(self):
-        self.lines = []
+@pytest.mark.parametrize("kind", ["bert", "t5", "full rows"])
+@pytest.mark.parametrize("with_ends", [True, False])
+def test_texts_that_were_encoded_with_their_ends_are_told(tmp_path, kind, with_ends):
+    """Once, where the run starts and in its check."""
+    options = {"bert": BertSamplesSection(head=False, full_rows=True)} if kind == "full rows" else {}
+    name = "bert" if kind == "full rows" else kind
+    corpus = make_sentences(tmp_path, with_ends=with_ends)
+    config = config_of({name: corpus}, tmp_path / "run", name, **options)
+    data = open_data(config)
+    added = "the token that ends a text" if kind == "t5" else "[CLS] or [SEP]"
+    assert sum(f"of the rows hold {added} in their sentences" in line for line in data.notes) == with_ends
+    assert find_start(config, data).notes == tuple(data.notes)
 
-    def note(self, text):
-        self.lines.append(text)
 
-
-def test_texts_that_were_encoded_with_their_ends_are_told(tmp_path):
-    for with_ends in (True, False):
-        corpus = make_sentences(tmp_path, name=f"ends_{with_ends}".lower(), with_ends=with_ends)
-        notes = Notes()
-        open_data(config_of({"bert": corpus}, tmp_path, "bert"), progress=notes)
-        assert sum("hold [CLS] or [SEP] in their texts" in line for line in notes.lines) == with_ends
+def test_a_decoder_that_would_begin_with_another_token_is_named(corpora, tmp_path):
+    config = config_of(corpora, tmp_path, "t5")
+    first = int(open_data(config).train.read([0]).fields["text_dec"][0, 0])
+    for token, is_wrong in ((first, False), (5000, True)):
+        model = replace(config.model, family="t5", t5=T5Section(start_token=token))
+        with (
+            pytest.raises(mdata.UsageError, match=f"start_token=5000(.|\n)*{first}, which")
+            if is_wrong
+            else nullcontext()
+        ):
+            open_data(replace(config, model=model))
 
 
 def test_too_few_sentinels_are_named(tmp_path):
