@@ -7,6 +7,7 @@ configuration with every key and its comment. A key without a default is require
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from typing import Any
@@ -39,6 +40,7 @@ class ConfigKey:
     choices: tuple[str, ...]
 
 
+@functools.cache  # inspect parses the whole module for each section
 def describe() -> tuple[ConfigKey, ...]:
     """Every setting, section by section."""
     return tuple(key for name, section in section_types().items() for key in _section_keys(name, section))
