@@ -5,6 +5,7 @@ python scripts/manifest_schema.py > mdata/manifest/schema.json
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -19,7 +20,11 @@ from mdata.manifest.types import Manifest
 def schema_text() -> str:
     """What the structs give, as JSON Schema 2020-12."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "mdata manifest, version 1"}
-    return json.dumps({**head, **msgspec.json.schema(Manifest)}, indent=2, sort_keys=True) + "\n"
+    schema = msgspec.json.schema(Manifest)
+    for definition in schema["$defs"].values():
+        if "description" in definition:  # a docstring, whose indentation Python 3.13 removes
+            definition["description"] = inspect.cleandoc(definition["description"])
+    return json.dumps({**head, **schema}, indent=2, sort_keys=True) + "\n"
 
 
 if __name__ == "__main__":
