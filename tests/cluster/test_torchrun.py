@@ -50,6 +50,7 @@ def torchrun(tmp_path: Path):
         *,
         restarts: int,
         nodes: str = str(NODES),
+        ranks: int = RANKS,
         which: Sequence[int] = range(NODES),
         store: TCPStore | None = None,
     ) -> list[subprocess.Popen[bytes]]:
@@ -57,7 +58,7 @@ def torchrun(tmp_path: Path):
         path.write_text(dump_config(config))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         for node in which:
-            words = ["--nnodes", nodes, "--nproc-per-node", str(RANKS), "--max-restarts", str(restarts)]
+            words = ["--nnodes", nodes, "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
             endpoint = f"127.0.0.1:{store.port if store else port}"
             words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job"]
             words += ["--rdzv-conf", f"is_host={int(node == 0 and not store)}", "--local-addr", "127.0.0.1"]
@@ -209,7 +210,7 @@ def test_a_run_that_ended_on_purpose_is_not_trained_on_by_the_restarts_of_its_jo
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", str(int(not shares_store)))
     config = run_in(tmp_path / "run", steps=10**6)
     config = replace(config, run=replace(config.run, exit_after=0.01))
-    nodes = torchrun(config, restarts=1)
+    nodes = torchrun(config, restarts=1, ranks=1)
     assert [node.wait(300) for node in nodes] == [1, 1], "torchrun's own code"
     (start,) = _starts(config)
     assert start["step"] == 0
