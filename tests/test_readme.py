@@ -39,8 +39,10 @@ PAGES += ["docs/reference/input.md"]
 SHORTER = {
     "steps = 300": "steps = 20",
     "steps = 600": "steps = 6",
-    "train.steps=320": "train.steps=24",
-    "eval_interval = 100": "eval_interval = 9",
+    "train.steps=320": "train.steps=22",
+    "sequence_length = 256": "sequence_length = 128",
+    "eval_interval = 100": "eval_interval = 15",
+    "eval_samples = 64": "eval_samples = 8",
     "warmup_steps = 30": "warmup_steps = 5",
     "'400 steps'": "'3 steps'",
 }
