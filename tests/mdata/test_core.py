@@ -30,9 +30,9 @@ def built_signatures() -> dict[str, list[str]]:
     found = {}
     for name, value in vars(_core).items():
         if isinstance(value, type):
-            for member, function in vars(value).items():
+            for member in vars(value):
                 if member == "__init__" or not member.startswith("_"):
-                    found[f"{name}.{member}"] = argument_names(function.__doc__)
+                    found[f"{name}.{member}"] = argument_names(getattr(value, member).__doc__)
         elif not name.startswith("_"):
             found[name] = argument_names(value.__doc__)
     return found
