@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -82,6 +83,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if asleep:
         config.hook.pytest_deselected(items=asleep)
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable():
+    """The processes of -n send reports as UTF-8, and a lone surrogate in the message of one would end the whole run."""
+    return _in_utf8((yield))
+
+
+def _in_utf8(value: Any) -> Any:
+    """With each lone surrogate as its escape."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_in_utf8(key): _in_utf8(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_in_utf8, value))
+    return value
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

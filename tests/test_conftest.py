@@ -63,6 +63,12 @@ def test_two_processes_count_together(nested):
     assert "1 passed" in (out := nested("data", "-n", "2")) and "oracle data: 1 tests used it, 0 skipped" in out
 
 
+def test_a_lone_surrogate_in_a_failure_does_not_end_the_other_tests(nested, tmp_path):
+    (tmp_path / "test_it.py").write_text(TESTS + "\ndef test_text():\n    raise ValueError(chr(0xD800))\n")
+    out = nested("data", "-n", "2")
+    assert "1 failed, 1 passed" in out and "ValueError: \\ud800" in out
+
+
 def test_oracle_tests_are_skipped_and_counted(nested):
     out = nested("nowhere", "-rs")
     assert "1 skipped, 1 deselected" in out and "oracle data: 0 tests used it, 1 skipped" in out
