@@ -55,6 +55,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, World, find_placement, join_world, leave_world
 from trainer.run.launch import rank_environment
+from trainer.serve.free_lists import FreeLists, freeze_loaded
 from trainer.tasks.engine import DecodeEngine, Request
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
@@ -276,6 +277,8 @@ def memory_slopes(row: str, shape: str, batch: int, requests: int) -> dict[str, 
     # PyTorch keeps what it compiled for each shape of a product in bf16 on a CPU.
     model, sizes = random_model(shape, world, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
     use_variant(row, model.module, device)
+    freeze_loaded()  # as a rank of `mtrain serve` does
+    free_lists = FreeLists()
     engine, generator = DecodeEngine(model, max_batch=batch, longest=512), random.Random(1)
     samples: dict[str, list[tuple[int, int]]] = {"rss": [], "allocated": [], "reserved": []}
     tokens = 0
@@ -285,6 +288,7 @@ def memory_slopes(row: str, shape: str, batch: int, requests: int) -> dict[str, 
             rules = Sampling(temperature=generator.choice([0.0, 1.0]), top_p=generator.choice([0.9, 1.0]), seed=number)
             count = generator.randint(1, 60)
             engine.add(Request(str(number), ids, rules, max_tokens=count, top_logprobs=number % 3))
+            free_lists.count(1)
             if number % 10 == 0:
                 engine.cancel(str(number - 3))
             while engine.load().waiting >= batch or (number + 1 == requests and engine.busy):
