@@ -284,6 +284,8 @@ def _storages() -> dict[int, int]:
 def _kept(context: Any, configs: list[RunConfig]) -> list[tuple[int, dict[str, Any], int]]:
     """Of each: (bytes of all tensors that two steps leave, what ranks.json says, the estimate)."""
     world, found = context.join(mesh_of(configs[0], context.world)), []
+    gc.collect()
+    gc.freeze()  # half a million objects of modules, which every look at all tensors would pass through
     for config in configs:
         before = _storages()
         engine = Engine(config, make_plan(config, context.world, facts=None), world=world)
