@@ -178,7 +178,8 @@ class _Pool:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "trainer.run.train"])
+        # Dynamo, which torch imports for the first recomputation, costs each process as much as all the rest.
+        context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "trainer.run.train"])
         while len(self.workers) < world:
             ours, theirs = context.Pipe()
             stack_file = self.folder / f"stack-{len(self.workers)}"
