@@ -395,7 +395,7 @@ def _as_known(error: BaseException) -> MdataError | StoppedError | None:
 def _as_the_system_said(error: ValueError | RuntimeError) -> BaseException:
     """Errors that Python reports with its own message, where other calls give an error of the system."""
     said = str(error)
-    if said.startswith("embedded null"):
+    if "embedded null" in said:  # in Python 3.13 behind the name of the call
         return UsageError("a path contains a NUL byte, which no file system allows", fix="another path")
     if said.endswith("has an empty name"):
         return UsageError("a path has no file name", found=said.split("'")[1], fix="a path that ends in a file name")

@@ -6,6 +6,7 @@ that a journal uses to tell whether an earlier run was the same job.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -299,6 +300,8 @@ def _check_names(job: JobPlan) -> None:
             raise UsageError(problem, found=f"--input {name}", fix="a file in another folder")
     if path.resolve() in results:
         raise UsageError(f"quarantine={quarantine} is one of the results", fix="another file for the bad rows")
+    if path.resolve().is_symlink():  # a loop of links, which resolve itself refuses before Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if path.exists() and not path.is_file():
         raise UsageError(f"quarantine={quarantine} is not a regular file", fix="a file, or --on-error skip")
 

@@ -61,7 +61,12 @@ def command(tmp_path, monkeypatch):
         ("raise errors.StoppedError('time is up')", 75, "prog: error: time is up\n"),
         ("raise MemoryError", 5, "prog: error: out of memory\n  try: "),
         ('raise RuntimeError("can\'t start new thread")', 5, "prog: error: starting a thread: Resource temporarily"),
-        ("os.symlink('x', 'x'); Path('x').resolve()", 2, "prog: error: {cwd}/x: Too many levels of symbolic links"),
+        pytest.param(
+            "os.symlink('x', 'x'); Path('x').resolve()",
+            2,
+            "prog: error: {cwd}/x: Too many levels of symbolic links",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 13), reason="resolve leaves a loop as it is"),
+        ),
         ("Path('').with_name('x')", 2, "prog: error: a path has no file name\n  found: .\n"),
         ("open('a\\0b')", 2, "prog: error: a path contains a NUL byte"),
         ("os.stat('a\\0b')", 2, "prog: error: a path contains a NUL byte"),
