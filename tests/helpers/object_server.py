@@ -1,4 +1,4 @@
-"""An S3-compatible server on loopback (moto), behind a proxy that breaks requests like a bad network.
+"""An S3-compatible server on loopback (moto's application), which breaks requests like a bad network.
 
 Faults: the connection is reset, the answer is 503, its body is truncated, or it is late. `cut_at` passes this many
 bytes of the sent bodies, breaks the request in which they end and refuses all later ones: what storage sees of a client
@@ -8,13 +8,15 @@ that was killed at that point. A request whose last byte arrived is carried out,
 
 from __future__ import annotations
 
-import http.client
+import io
 import random
 import re
 import socket
 import struct
+import sys
 import threading
 import time
+import urllib.parse
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -22,14 +24,16 @@ FAULTS = ("reset", "503", "short", "slow")
 _HOP = {"connection", "transfer-encoding", "content-length", "server", "date"}
 
 
-class Proxy(ThreadingHTTPServer):
-    """Forwards to a server at (host, port), with faults."""
+class ObjectServer(ThreadingHTTPServer):
+    """moto's S3, with faults. Its own server finds the service of each request anew, which takes more CPU than S3."""
 
     daemon_threads = True
 
-    def __init__(self, target, *, slow_s: float = 1.5):
+    def __init__(self):
+        from moto.server import create_backend_app
+
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.target, self.slow_s = target, slow_s
+        self.application, self.slow_s = create_backend_app("s3"), 1.5
         self.share, self.random, self.lock = 0.0, random.Random(7), threading.Lock()
         self.faults, self.requests = Counter(), 0
         self.cut_at: int | None = None
@@ -119,24 +123,48 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if fault == "slow":
             time.sleep(self.server.slow_s)
-        connection = http.client.HTTPConnection(*self.server.target)
-        connection.request(self.command, self.path, body, dict(self.headers))
-        answer = connection.getresponse()
-        data = answer.read()
+        status, headers, data = self._answer(body)
         if left is not None and left == length > 0:
-            connection.close()
             return self._reset()
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
+        self.send_response(status)
+        for name, value in headers.items():
             if name.lower() not in _HOP:
                 self.send_header(name, value)
-        self.send_header("Content-Length", answer.getheader("Content-Length") or str(len(data)))
+        self.send_header("Content-Length", headers.get("Content-Length") or str(len(data)))
         self.end_headers()
-        connection.close()
         if self.command != "HEAD":
             self.wfile.write(data[: len(data) // 2] if fault == "short" and data else data)
         if fault == "short":
             self._reset()
         return None
+
+    def _answer(self, body):
+        """The application's (status, headers, body)."""
+        path, _, query = self.path.partition("?")
+        host, port = self.server.server_address
+        environ = {
+            "REQUEST_METHOD": self.command,
+            "PATH_INFO": urllib.parse.unquote(path, "latin-1"),
+            "QUERY_STRING": query,
+            "RAW_URI": self.path,
+            "SERVER_NAME": host,
+            "SERVER_PORT": str(port),
+            "SERVER_PROTOCOL": self.protocol_version,
+            "CONTENT_LENGTH": str(len(body)),
+            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+            "wsgi.version": (1, 0),
+            "wsgi.url_scheme": "http",
+            "wsgi.input": io.BytesIO(body),
+            "wsgi.errors": sys.stderr,
+            "wsgi.multithread": True,
+            "wsgi.multiprocess": False,
+            "wsgi.run_once": False,
+        }
+        environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in self.headers.items()}
+        begun = []
+        chunks = self.server.application(environ, lambda status, headers, error=None: begun.append((status, headers)))
+        data = b"".join(chunks)
+        ((status, headers),) = begun
+        return int(status.split()[0]), dict(headers), data
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve

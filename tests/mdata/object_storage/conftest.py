@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import urllib.request
 
 import pytest
 
-from tests.helpers.object_server import Proxy
+from tests.helpers.object_server import ObjectServer
 
 
 @pytest.fixture(scope="session")
 def server():
     pytest.importorskip("obstore")
-    moto = pytest.importorskip("moto.server")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    proxy = Proxy(running.get_host_and_port())
-    yield proxy
-    proxy.shutdown()
-    running.stop()
+    pytest.importorskip("moto.server")
+    server = ObjectServer()
+    yield server
+    server.shutdown()
 
 
 @pytest.fixture

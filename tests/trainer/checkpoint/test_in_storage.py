@@ -16,7 +16,7 @@ import mdata
 from mdata.object_storage import reading, stores, uploading
 from mdata.object_storage.address import Address, parse_address
 from mdata.object_storage.uploading import remove_objects
-from tests.helpers.object_server import Proxy
+from tests.helpers.object_server import ObjectServer
 from tests.trainer.checkpoint import layouts
 from tests.trainer.checkpoint.layouts import Layout
 from tests.trainer.checkpoint.test_damage import check_found
@@ -81,7 +81,12 @@ def steps(root: ObjectFolder) -> list[str]:
     ("writer", "reader"), [(Layout(2, 1, 1, "none"), Layout(1, 1, 2, "parameters")), (Layout(), Layout(1, 4, 1))]
 )
 def test_any_layout_reads_any_other_bit_for_bit(
-    server: Proxy, root: ObjectFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Layout, reader: Layout
+    server: ObjectServer,
+    root: ObjectFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writer: Layout,
+    reader: Layout,
 ) -> None:
     """In parts of objects, several on their way, while the network fails; the objects are a disk's files."""
     monkeypatch.setattr(rank_file, "MAX_SLICE_BYTES", 3000)
@@ -141,7 +146,7 @@ def test_bytes_behind_the_end_of_an_object_are_not_asked_for(root: ObjectFolder)
 
 @pytest.mark.parametrize("parts", [False, True])
 def test_a_save_that_is_killed_anywhere_leaves_the_older_checkpoint_or_both(
-    server: Proxy, bucket: str, monkeypatch: pytest.MonkeyPatch, parts: bool
+    server: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch, parts: bool
 ) -> None:
     """And its remains neither look like a checkpoint nor stay."""
     monkeypatch.setattr(stores, "RETRIES", 0)
@@ -191,7 +196,9 @@ def test_what_a_killed_save_left_is_not_taken_for_one_of_a_later_save(root: Obje
     assert resumed(root) == (4, 4.0) and not any("rank-00003" in name for name in listed(root))
 
 
-def test_a_failed_save_leaves_nothing(server: Proxy, root: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_nothing(
+    server: ObjectServer, root: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(root, 2)
     remove_old(root, 2)
     before = contents(root)
@@ -272,7 +279,7 @@ def test_a_step_is_done_again_in_the_place_of_the_older_one(root: ObjectFolder) 
     assert resumed(root) == (2, 2.25) and verify_checkpoint(folder).files.keys() == {"rank-00000.safetensors"}
 
 
-def test_a_web_server_is_read_and_not_written(server: Proxy, root: ObjectFolder) -> None:
+def test_a_web_server_is_read_and_not_written(server: ObjectServer, root: ObjectFolder) -> None:
     request = urllib.request.Request(f"{server.url}/public{root.address.place}", method="PUT")
     request.add_header("x-amz-acl", "public-read")
     urllib.request.urlopen(request).close()
@@ -299,7 +306,7 @@ def test_a_web_server_is_read_and_not_written(server: Proxy, root: ObjectFolder)
     ],
 )
 def test_a_destination_that_cannot_be_written_is_told(
-    server: Proxy, root: ObjectFolder, monkeypatch: pytest.MonkeyPatch, trouble: str, message: str
+    server: ObjectServer, root: ObjectFolder, monkeypatch: pytest.MonkeyPatch, trouble: str, message: str
 ) -> None:
     monkeypatch.setattr(stores, "RETRIES", 0)
     place = location_of("s3://nosuchbucket/run") if trouble == "bucket" else root

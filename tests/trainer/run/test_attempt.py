@@ -15,7 +15,7 @@ import pytest
 from mdata import UsageError
 from mdata.object_storage import stores
 from mdata.object_storage.uploading import put_if_unchanged
-from tests.helpers.object_server import Proxy
+from tests.helpers.object_server import ObjectServer
 from tests.helpers.runs import make_config
 from tests.trainer.run.one_rank import alone, curve, events
 from trainer.checkpoint.folder import whole_checkpoints
@@ -143,7 +143,7 @@ def test_a_lock_that_nobody_gives_up_holds_a_requeued_job_for_a_while_only(
 
 @pytest.mark.parametrize("conditional", [True, False])
 def test_of_two_attempts_in_object_storage_the_older_one_ends(
-    conditional: bool, server: Proxy, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    conditional: bool, server: ObjectServer, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On machines without a common disk; storage without conditional puts lets the last writer win."""
     monkeypatch.setattr(stores, "FIRST_WAIT_S", 0.01)

@@ -19,7 +19,7 @@ from cli.mtrain import main
 from mdata.object_storage import stores, uploading
 from mdata.tracing.run_record import has_record, read_record
 from tests.helpers.house_rules import ROOT
-from tests.helpers.object_server import Proxy
+from tests.helpers.object_server import ObjectServer
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, make_mix
 from tests.trainer.run.one_rank import alone, curve, events
@@ -72,7 +72,7 @@ def until(config: RunConfig, step: int) -> RunConfig:
 
 
 def test_a_run_goes_on_bit_for_bit_on_a_machine_that_has_nothing_of_it(
-    server: Proxy, root: ObjectFolder, config_of: Any, tmp_path: Path
+    server: ObjectServer, root: ObjectFolder, config_of: Any, tmp_path: Path
 ) -> None:
     """While the network fails; the objects hold what a disk's files would."""
     straight = config_of("straight")
@@ -128,7 +128,7 @@ def test_two_ranks_without_a_shared_disk_and_then_another_layout(root: ObjectFol
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])
 def test_an_upload_that_fails_is_a_save_that_failed(
-    server: Proxy, root: ObjectFolder, config_of: Any, monkeypatch: pytest.MonkeyPatch, policy: str
+    server: ObjectServer, root: ObjectFolder, config_of: Any, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     monkeypatch.setattr(stores, "RETRIES", 0)
     monkeypatch.setattr(uploading, "TRIES", 1)
@@ -165,7 +165,7 @@ def write_config(config: RunConfig, folder: Path) -> str:
 
 @pytest.mark.parametrize(("at", "left"), [("step-4/rank-00000.safetensors", []), ("run/latest", ["step-4"])])
 def test_a_run_that_is_killed_while_it_uploads_goes_on_bit_for_bit(
-    server: Proxy, root: ObjectFolder, config_of: Any, tmp_path: Path, at: str, left: list[str]
+    server: ObjectServer, root: ObjectFolder, config_of: Any, tmp_path: Path, at: str, left: list[str]
 ) -> None:
     """kill -9 before the first checkpoint is there, and between its index and `latest`."""
     straight, config = config_of("straight"), config_of("run", root, interval=4)
@@ -255,7 +255,7 @@ def test_the_commands_read_addresses_and_no_secret_is_written_anywhere(
     ],
 )
 def test_what_cannot_work_is_told_before_training(
-    server: Proxy,
+    server: ObjectServer,
     root: ObjectFolder,
     config_of: Any,
     tmp_path: Path,

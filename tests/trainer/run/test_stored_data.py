@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from tests.helpers.object_server import ObjectServer
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
 from tests.trainer.run.test_train import Corpora, _config, _curve, _train
@@ -19,22 +20,15 @@ pytest.importorskip("moto.server")
 @pytest.fixture(scope="module")
 def address():
     """A server on loopback."""
-    import logging
-
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
+    server = ObjectServer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ENDPOINT_URL", server.url)
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "x")
         patch.setenv("AWS_REGION", "us-east-1")
-        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/corpora", method="PUT")).close()
+        urllib.request.urlopen(urllib.request.Request(f"{server.url}/corpora", method="PUT")).close()
         yield "s3://corpora"
-    running.stop()
+    server.shutdown()
 
 
 def _train_there(context, config, environment):
