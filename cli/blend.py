@@ -23,6 +23,7 @@ from mdata.blend_planning.make_blend import save_blend
 from mdata.blend_planning.preview import BlendPreview, BlendRow
 from mdata.blend_planning.redistribute import redistribute_blend
 from mdata.errors import counted, os_errors_named
+from mdata.order.data_split import split_edges
 from mdata.util.config_text import parse_json
 from mdata.util.regular_files import regular_file
 
@@ -67,6 +68,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         raise mdata.UsageError("no output file is given", expected="-o MIX.json, or --dry-run")
     if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
         raise mdata.UsageError("--samples needs --sequence-length and excludes --tokens")
+    split_edges(arguments.split_shares)
     folder = Path(arguments.output).parent if arguments.output else Path.cwd()
     if arguments.from_blend is not None:
         blend, lines, facts = changed(arguments, folder, spec=_spec(arguments))

@@ -45,6 +45,7 @@ __all__ = ["Command", "Console", "Parser", "run"]
 
 # A long option with only one dash; not a number or a single letter.
 _ONE_DASH = re.compile(r"-[A-Za-z]{3}")
+_CHOICES = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose from (.*)\)")
 _EXTRAS = MappingProxyType(
     {
         "torch": "train",
@@ -97,7 +98,12 @@ class Parser(argparse.ArgumentParser):
         if misspelt and not separator:
             unknown = " ".join(misspelt)
             message = f"unrecognized arguments: {unknown}; {before}"
-        fixes = [fix for word in misspelt or unknown.split(" ")[:1] if (fix := self._meant(word.partition("=")[0]))]
+        # After a word that no option takes, the options are those of another command.
+        first = unknown.split(" ")[:1]
+        words = first if separator and not unknown.startswith("-") else misspelt or first
+        fixes = [fix for word in words if (fix := self._meant(word.partition("=")[0]))]
+        if choice := _CHOICES.match(message):
+            fixes = [fix] if (fix := nearest(choice[1], re.findall(r"[^', ]+", choice[2]))) else []
         help_hint = f"{self.prog} --help"
         fix = f"{', '.join(fixes)}? See {help_hint}" if fixes else (unknown and self.no_option) or help_hint
         raise UsageError(message, fix=fix)

@@ -17,7 +17,7 @@ from mdata.cleaning.extract import PAGE_FORMATS, ExtractRules, extract, extract_
 from mdata.cleaning.text_job import TextJobOptions, TextWork
 
 from .console import Console, Parser
-from .preprocess_options import size
+from .preprocess_options import policy_of, size
 from .text_job_options import add_bad_rows, facts_of
 
 _MAX_RECORD_BYTES = 16 << 20
@@ -58,7 +58,7 @@ def _options_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, ExtractR
         input_format=arguments.input_format,
         compression=arguments.compression,
         removed=arguments.removed,
-        on_error=arguments.on_error,
+        on_error=policy_of(arguments),
         quarantine=arguments.quarantine,
         max_errors=arguments.max_errors,
         max_record_bytes=arguments.max_record_bytes,

@@ -24,7 +24,7 @@ from mdata.errors import counted
 from mdata.manifest.types import Provenance
 
 from .console import Console
-from .text import add_allow_outside, table
+from .text import add_allow_outside, natural, table
 
 _TEXT_WIDTH = 300
 _INPUTS_SHOWN = 5
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     add = parser.add_argument
     add("path", metavar="PATH", help="a manifest, or the prefix of a .bin/.idx pair")
-    add("--documents", type=int, default=3, metavar="N", help="number of documents to show (default: 3)")
+    add("--documents", type=natural, default=3, metavar="N", help="number of documents to show (default: 3)")
     add_allow_outside(parser)
 
 

@@ -32,6 +32,7 @@ Steps = list[tuple[JobPhase, list[int]]]
 def add_arguments(parser: Parser) -> None:
     """The engine and its resources; the command follows after --."""
     add = parser.add_argument
+    parser.no_option = "mdata launch local --parts N -- preprocess ...: the command and its options follow after --"
     parser.usage = (
         f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess|dedup|clean|extract|decontaminate"
         " --input PATH ..."
@@ -74,6 +75,10 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     for name in ("parts", "cpus", "at_once"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise mdata.UsageError(f"--{name.replace('_', '-')} {getattr(arguments, name)}", expected="at least 1")
+    if arguments.engine != "slurm" and (idle := slurm_options(arguments)):
+        raise mdata.UsageError(
+            f"{idle[0].partition('=')[0]} does not apply to {arguments.engine}", expected="launch slurm"
+        )
     with console.progress() as progress:
         job = _plan(arguments, progress)
         with launching(job.folder):

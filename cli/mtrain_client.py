@@ -97,14 +97,34 @@ class RemoteServer:
             response = connection.getresponse()
             if response.status != http.client.OK:
                 self._json(response)
+            answered, first = False, b""
             for line in response:
-                if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
-                    continue
-                event = json.loads(line.removeprefix(b"data: "))
-                if "error" in event:
-                    raise ResourceError(f"{self.address}: {event['error'].get('message')}")
-                for choice in event["choices"]:
-                    yield choice.get("text") or choice.get("delta", {}).get("content") or ""
+                first = first or line
+                if line.startswith(b"data: "):
+                    answered = True
+                    if line.strip() != b"data: [DONE]":
+                        yield from self._texts(line.removeprefix(b"data: "))
+            if not answered:
+                raise self._strange(first)
+
+    def _texts(self, event: bytes) -> Iterator[str]:
+        """The pieces of one event; one about something else (its `choices` are empty or missing) has none."""
+        try:
+            facts = json.loads(event)
+            error = facts.get("error")
+            for choice in () if error else facts.get("choices") or ():
+                yield choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        except (AttributeError, TypeError) as problem:
+            raise self._strange(event) from problem
+        if error:
+            raise ResourceError(f"{self.address}: {error.get('message') if isinstance(error, dict) else error}")
+
+    def _strange(self, answer: bytes) -> UsageError:
+        return UsageError(
+            f"{self.address} does not stream answers as OpenAI's API does",
+            found=answer[:200].decode(errors="replace").strip() or "an empty answer",
+            expected='lines such as data: {"choices": [...]}',
+        )
 
     def _asked(self, method: str, path: str, body: Any) -> _Connection:
         connection = _Connection(self._host, self._port, secure=self._secure, address=self.address)

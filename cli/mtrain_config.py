@@ -66,6 +66,7 @@ def _explain(name: str, console: Console) -> int:
     keys = [key for key in describe() if name in (key.name, *key.name.split(".")) or key.name.startswith(f"{name}.")]
     if not keys:
         every = [key.name for key in describe()]
+        every += dict.fromkeys(key_name.rpartition(".")[0] for key_name in every)  # sections
         near = [key_name for key_name in every if name in key_name] or list(filter(None, [nearest(name, every)]))
         near = near or [key_name for key_name in every if nearest(name, [key_name.rpartition(".")[2]])]
         fix = f"did you mean {' or '.join(near[:3])}?" if near else "mtrain config lists every setting"

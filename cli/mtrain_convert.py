@@ -32,6 +32,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="SOURCE",
         help="a run folder, a checkpoint in it (both also in object storage), or a folder of another project",
     )
+    parser.no_option = "mtrain convert SOURCE TARGET --to FORMAT: the new folder is the second word"
     parser.add_argument("target", metavar="TARGET", help="the new folder")
     parser.add_argument(
         "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank", "peft"), help="format of the target"

@@ -24,6 +24,7 @@ from mdata.sources.labelled import TASKS as ROW_TASKS
 from .console import Console
 from .finetune_task import add_columns, add_on_error, columns_of
 from .mtrain_model import add_model_arguments, each_opened
+from .text import count, natural
 
 if TYPE_CHECKING:
     from trainer.tasks.loaded_model import Model
@@ -71,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_columns(parser.add_argument)
     add_on_error(parser.add_argument)
     parser.add_argument("--predictions", type=Path, metavar="FILE", help="labelled rows: jsonl of predictions")
-    parser.add_argument("--num-fewshot", type=int, metavar="N", help="--tasks: examples before each question")
-    parser.add_argument("--limit", type=int, metavar="N", help="--tasks: only the first N questions of each")
+    parser.add_argument("--num-fewshot", type=natural, metavar="N", help="--tasks: examples before each question")
+    parser.add_argument("--limit", type=count, metavar="N", help="--tasks: only the first N questions of each")
     parser.add_argument("--include-path", type=Path, metavar="DIR", help="--tasks: a folder with further tasks")
 
 

@@ -107,17 +107,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Generate, and print each prompt with its continuation."""
-    from trainer.tasks.generate import read_prompts
+    from trainer.tasks.generate import check_prompts, read_prompts
 
     _check(arguments)
     rules = _rules(arguments, {})
     if problems := rules.problems():
         raise UsageError("cannot generate: " + "; ".join(problems))
-    prompts: list[str | list[int]] = [*(arguments.prompt or [])]
-    if arguments.input is not None:
-        prompts += read_prompts(arguments.input, strict=arguments.strict)
+    by_line = {} if arguments.input is None else read_prompts(arguments.input, strict=arguments.strict)
+    prompts: list[str | list[int]] = [*(arguments.prompt or []), *by_line.values()]
     with opened(arguments, console, command="generate") as model:
         model.check_tokens()
+        check_prompts(model, by_line, arguments.input)
         if model.fills_masks:
             _fill(model, prompts, arguments=arguments, console=console)
             return 0

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from mdata import UsageError
 from mdata.dataset.mock_data import MOCK
 from mdata.util import atomic_io
-from trainer.config.parse import ReadConfig, parse_config, problems_error
+from mdata.util.option_synonyms import nearest
+from trainer.config.parse import ReadConfig, inline_toml, parse_config, problems_error
 from trainer.config.presets import PRESETS
 from trainer.models.family import family_named
 
@@ -115,7 +116,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
     output = Path(arguments.output)
     if output.exists() and not arguments.overwrite:
-        raise UsageError(f"{output} already exists", fix="give --overwrite, or another --output")
+        fix = "give another --output: this is a folder" if output.is_dir() else "give --overwrite, or another --output"
+        raise UsageError(f"{output} already exists", fix=fix)
+    if not output.parent.is_dir():
+        raise UsageError(f"--output {output}: there is no folder {output.parent}", fix="create it, or another --output")
     draft = ask_all(_Questions(arguments, console))
     config, layout = with_layout(draft, arguments)
     ranks = max(draft.gpus, 1)
@@ -234,7 +238,9 @@ def model_keys(answer: str, facts: DataFacts | None) -> dict[str, Any]:
         larger = vocab_size is not None and vocab_size > PRESETS[answer]["vocab_size"]
         return {"preset": answer, **({"vocab_size": vocab_size} if larger else {})}
     if not re.fullmatch(r"[\d.]+[kmbKMB]?", answer):
-        raise UsageError(f"unknown model {answer!r}", expected=f"a size such as 350M, or {', '.join(PRESETS)}")
+        near = nearest(answer, PRESETS)
+        expected = f"a size such as 350M, or {', '.join(PRESETS)}"
+        raise UsageError(f"unknown model {answer!r}", expected=expected, fix=f"{near}?" if near else None)
     keys = shape_of(number(answer, "model"), vocab_size or MOCK_VOCABULARY)
     return keys if facts and facts.vocab_size else {**keys, "vocab_size": MOCK_VOCABULARY}
 
@@ -400,8 +406,6 @@ def with_layout(draft: Draft, arguments: argparse.Namespace) -> tuple[RunConfig,
 
 def explained(tables: Tables, *, command: str) -> str:
     """The configuration as TOML, each key with its description."""
-    import tomli_w
-
     from trainer.config.describe import describe, section_texts
 
     comments, sections = {key.name: key.comment for key in describe()}, section_texts()
@@ -420,8 +424,7 @@ def explained(tables: Tables, *, command: str) -> str:
             continue
         lines += ["", f"# {sections[section]}", f"[{section}]"]
         for key, value in own.items():
-            text = " ".join(tomli_w.dumps({key: value}).split())
-            lines.append(f"{text}  # {comments[f'{section}.{key}']}")
+            lines.append(f"{key} = {inline_toml(value)}  # {comments[f'{section}.{key}']}")
     return "\n".join(lines) + "\n"
 
 

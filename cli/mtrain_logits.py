@@ -42,15 +42,17 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
     from trainer.convert.links import TensorInfo
     from trainer.convert.safetensors_stream import write_safetensors
-    from trainer.tasks.generate import read_prompts
+    from trainer.tasks.generate import check_prompts, read_prompts
 
     if arguments.output.exists():
         raise UsageError(f"{arguments.output} exists", fix="name a new file")
     prompts = read_prompts(arguments.input, strict=arguments.strict)
     with opened(arguments, console, command="logits") as model:
         model.check_tokens()
+        check_prompts(model, prompts, arguments.input)
         rows = [
-            model.encode(prompt, add_bos=arguments.add_bos) if isinstance(prompt, str) else prompt for prompt in prompts
+            model.encode(prompt, add_bos=arguments.add_bos) if isinstance(prompt, str) else prompt
+            for prompt in prompts.values()
         ]
         if model.world.is_main:
             sizes = ((str(number), (len(row), model.vocab_size)) for number, row in enumerate(rows))

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import mdata
 from mdata.errors import counted
 
 from .console import Console
-from .preprocess_options import add_arguments
+from .preprocess_options import add_arguments, policy_of
 from .text import table
 from .tokenizer_options import tokenizer_options_of
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mdata.preprocessing.finished import PreprocessResult
 
 _FILES_SHOWN = 100
-_Policy = Literal["stop", "skip", "quarantine"]
+_LEAVE_OUT = ("where", "skip_rows", "skip", "limit", "min_tokens", "max_tokens")  # options that filter rows
 
 __all__ = ["add_arguments", "main", "options_of"]
 
@@ -61,7 +61,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
     from mdata.sources.chat_schema import SCHEMA_KEYS
 
     tokenizer_options, unused = tokenizer_options_of(arguments)
-    on_error = _on_error(arguments)
+    on_error = policy_of(arguments)
     optional = {"workers": arguments.workers, "max_record_bytes": arguments.max_record_bytes}
     if arguments.tokens_column and arguments.json_keys:
         raise mdata.UsageError("--tokens-column names the one key", fix="leave --json-keys out")
@@ -113,16 +113,6 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
     return options, tuple(dict.fromkeys((*arguments.ignored, *unused)))
 
 
-def _on_error(arguments: argparse.Namespace) -> _Policy:
-    """--quarantine FILE alone means --on-error quarantine."""
-    policy = arguments.on_error or ("stop" if arguments.quarantine is None else "quarantine")
-    if policy == "quarantine" and arguments.quarantine is None:
-        raise mdata.UsageError("--on-error quarantine needs a file", fix="--on-error quarantine FILE")
-    if policy != "quarantine" and arguments.quarantine is not None:
-        raise mdata.UsageError(f"--quarantine needs --on-error quarantine, not --on-error {policy}")
-    return cast(_Policy, policy)
-
-
 def _remarks(result: PreprocessResult) -> list[str]:
     """Remarks for the user besides the numbers, one line each."""
     recorded = [manifest.provenance for name, manifest in result.manifests.items() if "/" not in name]
@@ -137,8 +127,9 @@ def _remarks(result: PreprocessResult) -> list[str]:
         lines.append(f"{number:,} of {counted(rows, 'row')} left out: {kinds}")
     if filtered := provenances[0].filtered or 0:
         options = provenances[0].options
-        causes = [f"by --{name.replace('_', '-')}" for name in ("where", "skip_rows") if options.get(name)]
-        why = " and ".join(causes) or "records of WARC that are not text"
+        given = [name for name in _LEAVE_OUT if options.get(name) is not None]
+        causes = [f"by --{name.replace('_', '-')}" for name in given] or ["records of WARC that are not text"]
+        why = " and ".join(causes)
         lines.append(f"{filtered:,} of {counted(rows, 'row')} filtered out: {why}")
     if not rows:
         lines.append("the input has no records; the corpus is empty")

@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import mdata
 
 from .console import Parser
 from .tokenizer_options import add_tokenizer, add_variants
+
+Policy = Literal["stop", "skip", "quarantine"]
 
 # The output does not depend on them. Values: how many words follow.
 IGNORED: Mapping[str, int | str] = MappingProxyType(
@@ -204,3 +206,13 @@ class OnError(argparse.Action):
         namespace.on_error = policy
         if file:
             namespace.quarantine = file[0]
+
+
+def policy_of(arguments: argparse.Namespace) -> Policy:
+    """--quarantine FILE alone means --on-error quarantine."""
+    policy = arguments.on_error or ("stop" if arguments.quarantine is None else "quarantine")
+    if policy == "quarantine" and arguments.quarantine is None:
+        raise mdata.UsageError("--on-error quarantine needs a file", fix="--on-error quarantine FILE")
+    if policy != "quarantine" and arguments.quarantine is not None:
+        raise mdata.UsageError(f"--quarantine needs --on-error quarantine, not --on-error {policy}")
+    return cast(Policy, policy)

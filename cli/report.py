@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import mdata
 from mdata.reporting.dedup_report import is_dedup_folder, report_dedup
@@ -39,6 +40,11 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         page = report_dedup(arguments.path, arguments.output)
         console.result(f"{page.path}: report of what was removed", {**page.facts, "page": str(page.path)})
         return
+    if counts := sorted(Path(arguments.path).glob("*.report")):
+        raise mdata.UsageError(
+            f"{arguments.path} holds the texts of mdata {counts[0].stem}, no tokens",
+            fix=f"what was removed is counted in {counts[0]}; for tokens, mdata preprocess --input {arguments.path}",
+        )
     if is_run(arguments.path):
         raise mdata.UsageError(f"{arguments.path} is a run folder", fix=f"mtrain report {arguments.path}")
     made = mdata.report(

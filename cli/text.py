@@ -46,6 +46,13 @@ def count(text: str) -> int:
     return int(value)
 
 
+def natural(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not an integer of at least 0")
+    return int(text)
+
+
 def add_tokenizer_unknown(parser: argparse.ArgumentParser) -> None:
     """The option for corpora without a recorded tokenizer beside others."""
     parser.add_argument(

@@ -9,7 +9,7 @@ from mdata.cleaning.text_job import TextJobOptions, TextJobResult
 from mdata.errors import counted
 
 from .console import Parser
-from .preprocess_options import OnError, size
+from .preprocess_options import OnError, policy_of, size
 
 _NAMES: tuple[str, ...] = (
     "input",
@@ -21,7 +21,7 @@ _NAMES: tuple[str, ...] = (
     "compression",
     "removed",
 )
-_NAMES += ("rows_only", "on_error", "quarantine", "max_errors", "shard", "workers")
+_NAMES += ("rows_only", "quarantine", "max_errors", "shard", "workers")
 
 
 def add_text_job(parser: Parser) -> None:
@@ -51,12 +51,12 @@ def add_bad_rows(parser: Parser) -> None:
     add("--on-error", nargs="+", action=OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
     add("--quarantine", metavar="FILE", help="where --on-error quarantine writes bad rows")
     add("--max-errors", metavar="LIMIT", help="fail above this many bad rows: 100, or 0.5%%")
-    parser.set_defaults(on_error="stop")
 
 
 def text_job_of(arguments: argparse.Namespace) -> TextJobOptions:
     """The options that were given."""
     options: dict[str, Any] = {name: getattr(arguments, name) for name in _NAMES}
+    options["on_error"] = policy_of(arguments)
     if arguments.max_record_bytes is not None:
         options["max_record_bytes"] = arguments.max_record_bytes
     return TextJobOptions(**options, include=tuple(arguments.include), exclude=tuple(arguments.exclude))

@@ -24,6 +24,7 @@ from mdata.tracing.cyclic_steps import CyclicSteps
 from mdata.tracing.run_steps import Steps
 
 from .console import Console
+from .text import natural
 from .trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
 from .traced_data import add_data_arguments, open_tracer
 
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--until-sample", type=int, metavar="N", help="with a document: only samples below this one")
     shown.add_argument(
         "--rows",
-        type=int,
+        type=natural,
         default=20,
         metavar="N",
         help="samples to show (default: 20); with --step, 0 shows only counts",
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--text", action="store_true", help="show decoded text, with special tokens")
     shown.add_argument("--tokens", action="store_true", help="show token ids")
     shown.add_argument(
-        "--length", type=int, default=200, metavar="N", help="characters or ids to show (default: 200; 0: all)"
+        "--length", type=natural, default=200, metavar="N", help="characters or ids to show (default: 200; 0: all)"
     )
     add_data_arguments(parser)
 
@@ -105,7 +106,7 @@ def _sample(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Consol
 def _step(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
     samples = tracer.step(arguments.step, dp_rank=arguments.dp_rank)
     counts = tracer.counts(samples)
-    rows = tracer.rows(arguments.step, dp_rank=arguments.dp_rank)[: max(arguments.rows, 0)]
+    rows = tracer.rows(arguments.step, dp_rank=arguments.dp_rank)[: arguments.rows]
     traced = [tracer.row(arguments.step, row) for row in rows.tolist()]
     _note_missing(tracer, sorted({sample.component for sample in traced}), console)
     if not console.json:

@@ -7,6 +7,7 @@ are given as --option NAME=VALUE.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import mdata
@@ -105,6 +106,9 @@ def open_tracer(arguments: argparse.Namespace, console: Console) -> mdata.Tracer
 def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
     """The options given by hand."""
     if arguments.sequence_length is None:
+        path = arguments.path
+        if "://" not in path and not any(Path(path + ending).exists() for ending in ("", ".json", ".idx")):
+            raise mdata.UsageError(f"there is no {path}", expected="a run folder, or the path of a blend or corpus")
         raise mdata.UsageError(
             f"{arguments.path} is not a run folder, and no option says how to read it",
             expected="the folder of a run (it has a data.json), or data with at least --sequence-length",

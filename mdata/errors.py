@@ -159,6 +159,7 @@ _MACHINE = MappingProxyType(
     }
 )
 _OURS = frozenset({errno.EBADF, errno.EFAULT})
+_PARTIAL = re.compile(r"(^|/)\.([^/]+)\.partial$")  # of atomic_io.partial_path: a user knows only the file's own name
 _OF_CLASS = MappingProxyType({FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES})
 
 
@@ -175,15 +176,23 @@ def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
     number = error.errno or _number_in(str(error))
     reason = os.strerror(number) if number else str(error) or type(error).__name__
     number = number or _OF_CLASS.get(type(error), 0)
-    where = " -> ".join(
-        os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
-    )
-    problem = ": ".join(part for part in (doing, where, reason) if part)
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    where = " -> ".join(dict.fromkeys(map(_own_name, names)))
+    parts = (doing, "" if doing and doing.endswith(where) else where, reason)
+    problem = ": ".join(part for part in parts if part)
     if number in _OURS:
         return MdataError(problem)
+    if number == errno.ENOENT and names and not (folder := Path(names[0]).parent).exists():
+        return UsageError(problem, fix=f"check the path: there is no folder {folder}")
     if number in _USAGE:
         return UsageError(problem, fix=_USAGE[number])
     return ResourceError(problem, fix=_MACHINE.get(number, _DEVICE))
+
+
+def _own_name(path: str) -> str:
+    """A file's own name for that of its temporary; what stands in the way of the temporary keeps its name."""
+    in_the_way = Path(path).is_dir() or Path(path).is_symlink()
+    return path if in_the_way else _PARTIAL.sub(r"\1\2", path)
 
 
 def _number_in(said: str) -> int:

@@ -75,7 +75,10 @@ def change_blend(
         UsageError: an impossible sample number, unknown names, neither or both of spec and edits.
     """
     if (spec is None) == (edits is None):
-        raise UsageError("a change is either a new blend or edits of the old one", expected="one of spec and edits")
+        raise UsageError(
+            "a change is either a new blend or edits of the old one",
+            expected="the corpora and weights of the new blend (spec); or --set, --add, --remove, --replace (edits)",
+        )
     sizes = sizes_of(old, sequence_length, split=split)
     schedules = schedules_of(old.manifest)
     _check_sample(old, schedules, sizes, at=at_sample)

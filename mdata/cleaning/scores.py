@@ -173,7 +173,8 @@ def read_prompts(path: str | Path, name: str = "") -> dict[str, float | None]:
 def _records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, object) of each line of JSON."""
     if not Path(path).is_file():
-        raise UsageError(f"there is no file {path}", expected="lines of JSON with scores")
+        problem = f"{path} is a folder" if Path(path).is_dir() else f"there is no file {path}"
+        raise UsageError(problem, expected="a file of lines of JSON with scores")
     with os_errors_named("reading scores"), Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:

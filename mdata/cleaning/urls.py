@@ -98,6 +98,6 @@ def _domain_of() -> Any:
 
 
 def _lines(path: str | Path) -> list[str]:
-    with os_errors_named(f"reading {path}"):
+    with os_errors_named("reading a list of blocked addresses"):
         text = Path(path).read_text(encoding="utf-8")
     return [line.strip().lower() for line in text.splitlines() if line.strip() and not line.startswith("#")]

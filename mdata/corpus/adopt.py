@@ -23,7 +23,7 @@ from mdata.corpus.corpus import check_integers, describe_pair
 from mdata.corpus.paths import manifest_of, prefix_of
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.blocks import BlockFile
-from mdata.indexed.pair_format import bin_path, smallest_dtype
+from mdata.indexed.pair_format import bin_path, idx_path, smallest_dtype
 from mdata.indexed.reader import IndexedReader
 from mdata.indexed.writer import ShardFacts
 from mdata.manifest.contained_paths import path_inside
@@ -76,7 +76,7 @@ def adopt(
     """Write the manifest for a pair that another program wrote.
 
     Args:
-        prefix: of the pair; `x.bin` and `x.idx` work too.
+        prefix: of the pair; `x.bin`, `x.idx` and `x.json` work too.
         tokenizer: the one that made the ids; None if unknown.
         level: default "sentence" or "chat" for a prefix with that ending (as Megatron's tool names them), else
             "document".
@@ -90,6 +90,8 @@ def adopt(
         DamageError: the pair is damaged.
     """
     prefix = prefix_of(Path(prefix))
+    if prefix.suffix == ".json" and idx_path(prefix.with_suffix("")).is_file():
+        prefix = prefix.with_suffix("")
     manifest_of(prefix)
     reader = IndexedReader(prefix)
     check_integers(prefix, reader.dtype)

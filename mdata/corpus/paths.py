@@ -22,6 +22,18 @@ def prefix_of(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in _BARE_ENDINGS else path
 
 
+def check_prefix(output_prefix: str) -> None:
+    """Refuse an output prefix without a name, such as "folder/".
+
+    Raises:
+        UsageError: as above.
+    """
+    if output_prefix.endswith("/") or not Path(output_prefix).name:
+        raise UsageError(
+            f"output prefix {output_prefix!r} has no name after its folder", fix=f"{output_prefix.rstrip('/')}/NAME"
+        )
+
+
 def manifest_of(path: Path) -> Path | None:
     """The manifest at a path; None for a bare pair.
 
@@ -73,6 +85,8 @@ def _meant(path: Path) -> str | None:
     """The most likely meaning of a path that is not a corpus."""
     if path.suffix in _TEXT_ENDINGS and path.is_file():
         return f"make a corpus of it with mdata preprocess --input {path}"
+    if (path / "data.json").is_file():
+        return f"this is the folder of a run: mtrain status {path}, mdata trace {path}"
     try:
         names = [
             file.name.removesuffix(file.suffix) for file in path.parent.iterdir() if file.suffix in (".json", ".idx")

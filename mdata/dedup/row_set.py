@@ -95,10 +95,9 @@ class RowSet:
         path = Path(folder) / FACTS
         try:
             text, bits = path.read_bytes(), np.fromfile(path.with_name(BITS), np.uint8)
-        except FileNotFoundError as error:
-            raise UsageError(
-                f"{folder} has no {Path(error.filename).name}", expected="a folder that mdata dedup has finished"
-            ) from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            expected = "a folder that mdata dedup, or clean --rows-only, has finished"
+            raise UsageError(f"{folder} has no {Path(error.filename).name}", expected=expected) from error
         try:
             facts = json.loads(text)
             files = tuple(ReadFile(**file) for file in facts["files"])

@@ -14,6 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from mdata.corpus.paths import check_prefix
 from mdata.errors import UsageError, counted
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.object_storage.address import address_of, is_address, neither, refuse_output_address
@@ -206,7 +207,9 @@ def _check_choices(options: PreprocessOptions) -> None:
             expected="on_error=quarantine together with a file for the bad rows",
         )
     if options.max_errors is not None and options.on_error == "stop":
-        raise UsageError("max_errors has no effect with on_error=stop", fix="on_error=skip or quarantine")
+        raise UsageError(
+            "max_errors has no effect with on_error=stop", fix="on_error=skip (--on-error skip) or quarantine"
+        )
     if options.chat_train_on not in TRAIN_ON:
         raise UsageError(f"chat_train_on={options.chat_train_on}", expected=", ".join(TRAIN_ON))
     if options.chat_schema not in SCHEMA_KEYS:
@@ -236,8 +239,7 @@ def _check_names(options: PreprocessOptions) -> None:
     for key in options.json_keys:
         if "/" in key or "\0" in key:
             raise UsageError(f"key {key!r} cannot be part of a file name", fix="rename it in the input")
-    if options.output_prefix.endswith("/") or not Path(options.output_prefix).name:
-        raise UsageError(f"output prefix {options.output_prefix!r} has no name after its folder")
+    check_prefix(options.output_prefix)
     if options.work_folder is not None and not is_address(options.output_prefix):
         raise UsageError(
             f"work_folder={options.work_folder} has no effect: results at a path are made beside it",

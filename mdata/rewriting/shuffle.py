@@ -15,6 +15,7 @@ import numpy as np
 
 from mdata.corpus.corpus import open_corpus
 from mdata.corpus.origins import OriginsTable, open_origins
+from mdata.corpus.paths import check_prefix
 from mdata.indexed.append_file import AppendFile
 from mdata.manifest.types import CorpusManifest
 from mdata.order.permutation import Permutation
@@ -52,6 +53,7 @@ def shuffle(
         UsageError: another corpus has the name of the result. DamageError: the corpus is damaged.
         ResourceError: the disk is full; a run needs twice the size of the corpus, in addition to the corpus itself.
     """
+    check_prefix(output_prefix)
     source = DocumentSource(open_corpus(path))
     corpus = source.corpus
     result = Path(f"{output_prefix}_{corpus.manifest.level}")

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.corpus.paths import check_prefix
 from mdata.errors import UsageError, counted
 from mdata.manifest.types import CorpusManifest
 from mdata.mixing.shares import fraction_of
@@ -50,6 +51,7 @@ def split(
         UsageError: invalid shares or names, or other corpora with the names of results.
         DamageError: the corpus is damaged.
     """
+    check_prefix(output_prefix)
     source = DocumentSource(open_corpus(path))
     weights = _weights(shares)
     called = list(names) if names is not None else [str(number) for number in range(1, len(weights) + 1)]
@@ -96,6 +98,7 @@ def sample(
         UsageError: the corpus has fewer tokens, or another one has the name of the result.
         DamageError: the corpus is damaged.
     """
+    check_prefix(output_prefix)
     source = DocumentSource(open_corpus(path))
     corpus = source.corpus
     if not 1 <= tokens <= corpus.num_tokens:
@@ -145,7 +148,9 @@ def _weights(shares: Sequence[str]) -> list[Fraction]:
     except (ValueError, ZeroDivisionError):
         weights = []
     if not weights or min(weights) < 0 or sum(weights) <= 0:
-        raise UsageError(f"shares {' '.join(shares)[:200]}", expected="numbers such as 98 1 1, not all zero")
+        raise UsageError(
+            f"shares {' '.join(shares)[:200]}", expected="numbers of 0 or more, such as 98 1 1, not all zero"
+        )
     return weights
 
 

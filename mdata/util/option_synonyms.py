@@ -160,5 +160,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     import difflib
 
     candidates = list(names)
-    match = synonym(name, candidates) or next(iter(difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)), None)
+    bare = {candidate.lstrip("-"): candidate for candidate in reversed(candidates)}  # dashes resemble dashes
+    close = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)
+    match = synonym(name, candidates) or (bare[close[0]] if close else None)
     return None if match == name else match

@@ -101,7 +101,7 @@ def test_a_file_with_other_content_is_refused(
         (["--steps", "lengths"], "lengths"),
         (["--steps", "length", "--workers", "-1"], "workers is -1"),
         (["--compat", "openwebtext"], "OpenWebText counts GPT-2's tokens"),
-        (["--steps", "length", "--quarantine", "x"], "on_error=stop with quarantine=x"),
+        (["--steps", "length", "--quarantine", "x", "--on-error", "skip"], "--quarantine needs --on-error quarantine"),
         (["--steps", "gopher", "--gopher-min-words", "inf"], "--gopher-min-words is inf"),
     ],
 )

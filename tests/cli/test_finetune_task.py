@@ -83,7 +83,7 @@ def test_own_rows_and_the_file_alone(here: Path, capsys: pytest.CaptureFixture[s
     words = ("finetune", "bert", "own.jsonl", "--task", "classify", *columns, "--on-error", "skip", "--gpus", "0")
     assert main([*words, "--print"]) == 0
     said = capsys.readouterr()
-    assert 'labels = [ "3", "4", "5", ]' in said.out and 'split = "98,2,0"' in said.out
+    assert 'labels = ["3", "4", "5"]' in said.out and 'split = "98,2,0"' in said.out
     assert "own.jsonl: 60 rows; left out: 1 with an empty text" in said.err
 
 
@@ -122,5 +122,5 @@ def test_classes_of_another_order_are_matched_by_name(here: Path, capsys: pytest
     rows = [{"text": "man", "label": label} for label in sorted(names)] * 20
     (here / "named.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert main(["finetune", "other", "named.jsonl", "--task", "classify", "--print", "--gpus", "0"]) == 0
-    assert f'labels = [ "{names[0]}", "{names[1]}", "{names[2]}", ]' in capsys.readouterr().out, "its head goes on"
+    assert f'labels = ["{names[0]}", "{names[1]}", "{names[2]}"]' in capsys.readouterr().out, "its head goes on"
     assert open_model(here / "other").config.model.bert.labels == names  # type: ignore[union-attr]

@@ -64,7 +64,7 @@ def test_a_run_as_toml(capsys: pytest.CaptureFixture[str], every_key: None) -> N
     code, out, err = told(capsys, "--from-megatron", RUN)
     assert code == 0 and not err
     assert tomllib.loads(out)["train"]["global_batch"] == 8  # micro batch x 4 ranks
-    assert "--nproc 4" in out and "--vocab-file v.json: the corpus manifest has its tokenizer" in out
+    assert "--nproc 4" in out and "--vocab-file v.json: the tokenizer is that of the corpus manifest" in out
     assert json.loads(told(capsys, "--from-megatron", RUN, "--json")[1])["settings"]["model"]["num_layers"] == 2
 
 

@@ -12,7 +12,7 @@ import inspect
 import re
 from typing import Any
 
-from trainer.config.parse import expected_value, listed_values, own_fields, section_types
+from trainer.config.parse import expected_value, inline_toml, listed_values, own_fields, section_types
 
 _HEADER = "Every setting of a run. A line without # is required; the others show the defaults."
 
@@ -53,8 +53,6 @@ def section_texts() -> dict[str, str]:
 
 def default_toml() -> str:
     """A configuration with every setting, its default and its comment."""
-    import tomli_w
-
     texts, lines = section_texts(), [f"# {_HEADER}"]
     for key in describe():
         section, _, name = key.name.rpartition(".")
@@ -62,7 +60,7 @@ def default_toml() -> str:
             lines += ["", f"# {texts.pop(section)}", f"[{section}]"]
         not_set = f"; not set: {key.not_set}" if key.not_set not in (None, "not set") else ""
         lines.append(f"# {key.comment[:1].upper()}{key.comment[1:]}: {key.expected}{not_set}.")
-        value = "..." if key.default is None else " ".join(tomli_w.dumps({"x": key.default})[4:].split())
+        value = "..." if key.default is None else inline_toml(key.default)
         lines.append(f"{'' if key.required else '# '}{name} = {value}")
     return "\n".join(lines)
 

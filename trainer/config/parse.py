@@ -269,6 +269,15 @@ def dump_config(config: RunConfig) -> str:
     return tomli_w.dumps(tables)
 
 
+def inline_toml(value: object) -> str:
+    """A value as one line of TOML, as a user would write it: ["a", "b"], where tomli_w takes four lines."""
+    import tomli_w
+
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(inline_toml, value))}]"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
+
+
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     """A table without keys that are not set."""
     return {
@@ -297,6 +306,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         if not isinstance(explained, UsageError):
             raise explained from error
         fix = "give the path of a run's TOML file; mtrain init writes one"
+        if (path / "config.toml").is_file():
+            fix = f"{path / 'config.toml'}, the configuration of this run folder"
         raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
     try:
         return load_toml(text.decode())

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.config.describe import describe
-from trainer.config.parse import is_old_not_set, key_names, setting_problem
+from trainer.config.parse import inline_toml, is_old_not_set, key_names, setting_problem
 from trainer.migrate.arguments import PROGRAM, Given, read_arguments
 from trainer.migrate.flags import Flag, flag_table
 from trainer.migrate.rules_model import PATTERNS, model_rules
@@ -204,11 +204,7 @@ def _by_default(setting: Setting) -> str:
 
 
 def _toml(value: object) -> str:
-    import tomli_w
-
-    if value is None:
-        return "none"
-    return " ".join(tomli_w.dumps({"x": value}).removeprefix("x = ").split("\n")).strip()
+    return "none" if value is None else inline_toml(value)
 
 
 def _comment(line: str) -> str:

@@ -68,7 +68,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --ckpt-drop-redundant-extra-state""",
     ),
     (
-        "the corpus manifest has its tokenizer",
+        "the tokenizer is that of the corpus manifest (mdata adopt records it for a pair without one)",
         """--vocab-file= --merge-file= --vocab-extra-ids=0 --tokenizer-model= --tiktoken-pattern=
         --tiktoken-num-special-tokens=1000 --tiktoken-special-tokens=* --tokenizer-metadata= --legacy-tokenizer
         --trust-remote-code --tokenizer-special-tokens=* --tokenizer-sentencepiece-legacy --tokenizer-hf-use-fast

@@ -5,6 +5,7 @@ The fractions were measured on an H200 (docs/design/one-gpu.md) and are assumed 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 GIB = 1 << 30
@@ -63,7 +64,7 @@ STEP_S = 3e-3  # the same, once a step
 
 def device_named(name: str) -> Device | None:
     """The entry of a device by its CUDA name; None if unknown."""
-    return next((device for device in DEVICES if device.name in name), None)
+    return next((device for device in DEVICES if re.search(rf"{device.name}(?!\d)", name)), None)
 
 
 def attention_share(head_dim: int) -> float:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from mdata import DamageError, UsageError
-from mdata.errors import counted
+from mdata.errors import counted, errors_wanted_by, os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from mdata.util.canonical_json import hash_of
@@ -237,8 +237,8 @@ def write_generated(model: Model, texts: Sequence[Generated]) -> None:
     atomic_io.atomic_write(model.run_folder / "generated.jsonl", content.encode(errors="surrogatepass"))
 
 
-def read_prompts(path: Path, *, strict: bool = False) -> list[str | list[int]]:
-    """The prompts of a JSON Lines file: texts or lists of token ids under the key "prompt".
+def read_prompts(path: Path, *, strict: bool = False) -> dict[int, str | list[int]]:
+    """The prompts of a JSON Lines file, by line from 1: texts or lists of token ids under the key "prompt".
 
     Args:
         strict: refuse other keys, which are otherwise ignored.
@@ -246,11 +246,9 @@ def read_prompts(path: Path, *, strict: bool = False) -> list[str | list[int]]:
     Raises:
         UsageError: there is no such file, or a line is something else; names it.
     """
-    prompts: list[str | list[int]] = []
-    try:
+    prompts = dict[int, str | list[int]]()
+    with os_errors_named("reading the prompts"):
         lines = regular_file(path).read_bytes().split(b"\n")
-    except OSError as error:
-        raise UsageError(f"the prompts cannot be read: {error.strerror}", found=str(path)) from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -275,10 +273,22 @@ def read_prompts(path: Path, *, strict: bool = False) -> list[str | list[int]]:
             )
         if strict and (others := sorted(table.keys() - {"prompt"})):
             raise UsageError(f"{path}, line {number} has unknown keys", found=", ".join(others), expected="prompt")
-        prompts.append(prompt)
+        prompts[number] = prompt
     if not prompts:
         raise UsageError(f"{path} has no prompts", expected='lines such as {"prompt": "some text"}')
     return prompts
+
+
+def check_prompts(model: Model, prompts: Mapping[int, str | list[int]], path: Path) -> None:
+    """Refuse prompts of `read_prompts` with ids outside the model's vocabulary.
+
+    Raises:
+        UsageError: names the line and the id.
+    """
+    for line, prompt in prompts.items():
+        if not isinstance(prompt, str):
+            with errors_wanted_by(f"{path}, line {line}"):
+                model.check_ids(prompt)
 
 
 def write_samples(

@@ -48,7 +48,7 @@ from trainer.parallel.collectives import all_gather, all_reduce_, start_receive_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, World, join_world
-from trainer.plan.check import DataFacts
+from trainer.plan.check import DataFacts, layout_problems
 from trainer.plan.plan import Plan, make_plan
 from trainer.tasks.score import ScoredSpan, SpanScore, batches_by_length
 
@@ -582,6 +582,7 @@ def _set_up(folder: ModelFolder, world: World, *, dtype: str, weights: str) -> A
     tp, pp = world.groups["tp"], world.groups["pp"]
     config = _for_these_ranks(folder.config, tp.size, pp.size, dtype=dtype)
     facts = DataFacts(vocab_size=folder.vocab_size, largest_id=None, eod=None, fingerprint=None, num_tokens=2**62)
+    check_ranks(folder, tp.size, pp.size)
     plan = make_plan(config, tp.size * pp.size, facts=facts)
     if folder.format == "mtrain" and folder.adapter is None:
         module = load_model(folder.path, config, plan=plan, world=world)
@@ -634,6 +635,26 @@ def _from_source(folder: ModelFolder, config: RunConfig, plan: Plan, *, world: W
             flat[piece.offset : piece.offset + math.prod(piece.size)] = stored.reshape(-1).to(flat)
     fill_buffers(module, folder, family.buffers(plan.shape, place), device=world.device)
     return module
+
+
+def check_ranks(folder: ModelFolder, tp: int, pp: int) -> None:
+    """Refuse ranks that the model cannot be divided over.
+
+    Raises:
+        UsageError: names the sizes that do not fit, and those that do.
+    """
+
+    def problems(tp: int, pp: int) -> list[str]:
+        return layout_problems(_for_these_ranks(folder.config, tp, pp, dtype=folder.config.precision.dtype), tp * pp)
+
+    if wrong := problems(tp, pp):
+        fit_tp = [str(size) for size in range(1, max(tp, 8) + 1) if not problems(size, 1)]
+        fit_pp = [str(size) for size in range(1, max(pp, 8) + 1) if not problems(1, size)]
+        raise UsageError(
+            f"{folder.path} cannot be divided over tp={tp} x pp={pp} ranks",
+            found="; ".join(problem.partition(";")[0] for problem in wrong),
+            expected=f"tp {' or '.join(fit_tp)}; pp {' or '.join(fit_pp)}",
+        )
 
 
 def _for_these_ranks(config: RunConfig, tp: int, pp: int, *, dtype: str) -> RunConfig:

@@ -70,6 +70,8 @@ def perplexity(
 ) -> dict[str, Any]:
     """Loss, perplexity and bits per byte of a corpus or blend, as `mdata.open_blend` names it.
 
+    A model without a tokenizer gets that of each corpus.
+
     Args:
         max_documents: of each corpus, from its first; None: all.
         sequence_length: tokens of a window; None: the model's context.
@@ -83,15 +85,13 @@ def perplexity(
     if max_documents is not None and max_documents < 1:
         raise UsageError(f"--max-documents {max_documents} is below 1")
     blend = mdata.open_blend(data, evaluation=True)
-    begin = model.bos if model.bos is not None else min(model.ends, default=None)
-    if begin is None:
-        raise UsageError(f"{model.name} has no token that begins a text", fix="--tokenizer FOLDER with one")
     corpora, groups, total = dict[str, Any](), dict[str, Sums](), Sums()
     for part, corpus in zip(blend.manifest.components, blend.corpora, strict=True):
         _check_ids(model, corpus)
+        spoken = model.tokenizer or corpus.load_tokenizer()
         count = min(corpus.num_documents, max_documents or corpus.num_documents)
         documents = (corpus.document(number).tolist() for number in range(count))
-        sums = _scored(model, documents, begin=begin, length=length, batch_size=batch_size, progress=progress)
+        sums = _scored(model, documents, spoken, length=length, batch_size=batch_size, progress=progress)
         corpora[part.name] = {"group": part.group, **sums.facts()}
         total.add(sums)
         if part.group is not None:
@@ -123,12 +123,18 @@ def perplexity_text(facts: dict[str, Any]) -> str:
 def _scored(
     model: Scorer,
     documents: Iterable[list[int]],
+    spoken: mdata.Tokenizer | None,
     *,
-    begin: int,
     length: int,
     batch_size: int,
     progress: Progress,
 ) -> Sums:
+    own = () if spoken is None else (spoken.eod,)
+    ends = model.ends or {token for token in own if token is not None}
+    first = model.bos if model.bos is not None or spoken is None else spoken.bos
+    begin = first if first is not None else min(ends, default=None)
+    if begin is None:
+        raise UsageError(f"{model.name} has no token that begins a text", fix="--tokenizer FOLDER with one")
     sums = Sums()
     for chunk in _chunks(documents, length):
         spans = [span for ids in chunk for span in document_spans(_begun(ids, begin), begin=begin, context=length)]
@@ -136,8 +142,8 @@ def _scored(
         sums.documents += len(chunk)
         sums.tokens += sum(len(span.ids) - span.first for span in spans)
         sums.nats -= math.fsum(score.log_prob for score in scores)
-        if model.tokenizer is not None:
-            texts = (model.tokenizer.decode([token for token in ids if token not in model.ends]) for ids in chunk)
+        if spoken is not None:
+            texts = (spoken.decode([token for token in ids if token not in ends]) for ids in chunk)
             sums.bytes += sum(len(text.encode(errors="replace")) for text in texts)
     return sums
 

@@ -117,8 +117,7 @@ def _entries(content: bytes, name: str) -> list[Any]:
     if isinstance(entries, dict) and "vocab" in entries:
         entries = entries["vocab"]
     if not isinstance(entries, list):
-        actual = f"a {type(entries).__name__}"
-        raise UsageError(f"{name}: not a list of ranks", found=actual, expected="a list of objects")
+        raise UsageError(f"{name}: not a list of ranks", found=content[:80].decode(), expected="a list of objects")
     return entries
 
 

@@ -170,8 +170,8 @@ def test_one_that_fails_anywhere_leaves_nothing(made, tmp_path, monkeypatch, com
     ("call", "message"),
     [
         (lambda p, o: split(p, o, shares=["0", "0"]), "not all zero"),
-        (lambda p, o: split(p, o, shares=["x"]), "numbers such as"),
-        (lambda p, o: split(p, o, shares=["1e99999999", "1"]), "numbers such as"),
+        (lambda p, o: split(p, o, shares=["x"]), "numbers of 0 or more, such as"),
+        (lambda p, o: split(p, o, shares=["1e99999999", "1"]), "numbers of 0 or more, such as"),
         (lambda p, o: split(p, o, shares=["1", "1"], names=["a"]), "2 different names"),
         (lambda p, o: split(p, o, shares=["1", "1"], names=["a", "a"]), "2 different names"),
         (lambda p, o: sample(p, o, tokens=10**9), "tokens=1000000000"),

@@ -431,6 +431,6 @@ def test_pipes_and_devices_are_not_read(tmp_path):
 
 def test_prompts_are_texts_or_ids(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt": "a\\nb", "id": 7}\r\n\n{"prompt": [1, 2]}\n')
-    assert read_prompts(tmp_path / "in.jsonl") == ["a\nb", [1, 2]]
-    with pytest.raises(UsageError, match="the prompts cannot be read"):
+    assert read_prompts(tmp_path / "in.jsonl") == {1: "a\nb", 3: [1, 2]}
+    with pytest.raises(UsageError, match=r"reading the prompts: .*none\.jsonl: No such file"):
         read_prompts(tmp_path / "none.jsonl")

@@ -432,7 +432,7 @@ def changed(place, **parts):
         (b"[{]", r"ranks\.json:1: not a JSON list of ranks"),
         (b"[1, \xff]", r"ranks\.json: not a JSON list of ranks\n  found: 'utf-8' codec"),
         (b"[" * 100_000, r"ranks\.json: not a JSON list of ranks\n  found: maximum recursion"),
-        (b"{}", r"ranks\.json: not a list of ranks\n  found: a dict"),
+        (b"{}", r"ranks\.json: not a list of ranks\n  found: {}"),
         (
             changed(3, more=1),
             r"entry 3 is not a rank\n  found: 'rank', .*, 'more'\n  expected: exactly the keys rank",
