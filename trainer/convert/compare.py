@@ -28,6 +28,7 @@ from mdata.util.stop_signals import LibraryError, library_errors
 from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.hf_config import hugging_face
 from trainer.convert.links import Source, TensorInfo
+from trainer.convert.masked_tokenizer import JSON
 from trainer.convert.model_folder import ModelFolder, fill_buffers, num_bytes
 from trainer.errors import size_text
 from trainer.models.family import family_of
@@ -124,7 +125,10 @@ def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any
     for text in sorted(byte_level_texts((), () if plain else tuple(ours.special_ids)), key=len):
         with suppress(TextRefused):  # training could not contain it either
             expected[text] = ours.encode_batch([text])[0].tolist()
-    add, opened = bool(tokenizer.options.get("include_special_tokens", True)), {"local_files_only": True}
+    # The ends of texts that only the copy adds were not there in training.
+    definition, stored = tokenizer.files.get(JSON), folder / JSON
+    is_copy = definition is None or not stored.is_file() or stored.read_bytes() == definition
+    add, opened = is_copy and bool(tokenizer.options.get("include_special_tokens", True)), {"local_files_only": True}
     try:
         with library_errors():
             theirs = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **opened)
@@ -137,7 +141,7 @@ def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any
     if different:
         text = different[0]
         facts |= {"text": text, "ids": theirs(text, add_special_tokens=add).input_ids, "training_ids": expected[text]}
-        facts["has_json"] = "tokenizer.json" in tokenizer.files
+        facts["has_json"] = JSON in tokenizer.files
     return facts
 
 

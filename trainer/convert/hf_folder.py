@@ -29,6 +29,7 @@ from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.convert.hf_config import MXFP4, from_hf, hugging_face, to_hf
 from trainer.convert.links import Link, Linked, Source, TensorInfo, link
+from trainer.convert.masked_tokenizer import SETTINGS, check_padding, with_ends_and_masks
 from trainer.convert.model_folder import (
     BUFFER,
     ModelFolder,
@@ -49,7 +50,7 @@ CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 BLOCKS, SCALES = "_blocks", "_scales"  # behind the name of a matrix in MXFP4
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-ADAPTER, SETTINGS = "adapter_config.json", "tokenizer_config.json"
+ADAPTER = "adapter_config.json"
 _SHARD = re.compile(r"[^/\\\x00]+\.safetensors")
 
 
@@ -299,6 +300,8 @@ def write_hf(
         UsageError: no such config.json expresses the model.
     """
     config = to_hf(model.config, model.vocab_size, model_type=model_type)
+    if config["model_type"] == "roberta" and model.tokenizer is not None:
+        check_padding(model.tokenizer, config["pad_token_id"], config["model_type"])
     links = [link.flipped() for link in hf_links(model.family, model.shape, model_type=config["model_type"])]
     theirs = Linked(model.source, links)
     buffers = {link.ours.tensor for link in links if link.theirs.tensor.startswith(f"{BUFFER}/")}
@@ -319,7 +322,9 @@ def write_hf(
     ends = _special_ids(model)
     _write_json(target / "generation_config.json", {**ends, "do_sample": False})
     if model.tokenizer is not None:
-        for name, content in model.tokenizer.files.items():
+        fills_masks = model.family.predicts == "masked"
+        files = with_ends_and_masks(model.tokenizer) if fills_masks else model.tokenizer.files
+        for name, content in files.items():
             atomic_io.atomic_write(target / name, content)
         if model.tokenizer.name.startswith("BertWordPiece"):  # else transformers takes that of the model's type
             settings = _wordpiece_settings(model.tokenizer)

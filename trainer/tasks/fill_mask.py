@@ -40,12 +40,12 @@ class Filled(NamedTuple):
 
     def lines(self) -> str:
         """The text, and under it a line for each mask."""
-        rows = [", ".join(f"{candidate.text} {candidate.probability:.3f}" for candidate in mask) for mask in self.masks]
+        rows = [", ".join(f"{token.text!r} {token.probability:.3f}" for token in mask) for mask in self.masks]
         return "\n".join([self.text, *(f"  {MASK} {number}: {row}" for number, row in enumerate(rows, 1))])
 
 
 def fill_masks(model: Model, prompts: Sequence[str], *, top: int = 5) -> list[Filled]:
-    """The `top` likeliest tokens of each mask of each prompt.
+    """The `top` likeliest tokens of each mask of each prompt; [MASK] is a mask with RoBERTa's vocabulary too.
 
     Raises:
         UsageError: no tokenizer, or one without masks; a prompt without a mask, or one that is too long.
@@ -56,7 +56,7 @@ def fill_masks(model: Model, prompts: Sequence[str], *, top: int = 5) -> list[Fi
     is_roberta = ROBERTA[MASK] in getattr(tokenizer, "special_ids", {})
     names = ROBERTA if is_roberta else {name: name for name in ROBERTA}
     ids = {role: named_id(tokenizer, name) for role, name in names.items()}
-    rows = [_row(tokenizer, prompt, ids) for prompt in prompts]
+    rows = [_row(tokenizer, prompt.replace(MASK, names[MASK]), ids) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
         if ids[MASK] not in row:
             raise UsageError(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import mdata
 from mdata import UsageError
+from mdata.tokenizer_training.train_options import TrainOptions
 from trainer.convert.compare import build_model
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import from_hf, to_hf
@@ -96,6 +99,40 @@ def test_candidates_for_masks_are_theirs(theirs):
         with torch.no_grad():
             best = model(ids).logits[ids == tokenizer.mask_token_id].topk(3).indices.tolist()
         assert [[one.token for one in mask] for mask in filled.masks] == best
+
+
+def _with_tokenizer(theirs, folder, special):
+    """The model with a byte-level BPE that mdata trained, whose files have no roles and no ends of texts."""
+    shutil.copytree(theirs, folder)
+    (folder / "text.txt").write_text("\n".join(TEXTS))
+    options = TrainOptions(special_tokens=special, overwrite=True)
+    mdata.train_tokenizer([folder / "text.txt"], folder, vocab_size=300, options=options)
+    return folder
+
+
+def test_a_tokenizer_without_roles_fills_masks_in_transformers(theirs, tmp_path):
+    folder = _with_tokenizer(theirs, tmp_path / "own", ("<pad>", "<s>", "</s>", "<mask>"))
+    prompt = "The capital of [MASK] is Paris."
+    ((mask,),) = (one.masks for one in fill_masks(Model.load(str(folder)), [prompt], top=3))
+    convert(folder, tmp_path / "ours", options=NATIVE)
+    result = convert(tmp_path / "ours", tmp_path / "back", options=HF)["token_ids"]
+    assert result["texts"] >= 200 and not result["different"], result
+    fill = transformers.pipeline("fill-mask", str(tmp_path / "back"), top_k=3)
+    wanted = fill(prompt.replace("[MASK]", "<mask>"))
+    assert [one.token for one in mask] == [one["token"] for one in wanted]
+    assert [one.probability for one in mask] == pytest.approx([one["score"] for one in wanted], rel=1e-4)
+
+
+def test_a_tokenizer_that_uses_the_token_of_padding_is_refused(theirs, tmp_path):
+    """Transformers would number the positions of a row without it."""
+    folder = _with_tokenizer(theirs, tmp_path / "own", ("<s>", "<pad>", "</s>", "<mask>"))
+    convert(folder, tmp_path / "ours", options=NATIVE)
+    with pytest.raises(
+        UsageError, match=r"without token 1, which(.|\n)*1 is '<s>'; <pad> is 2(.|\n)*leave --model-type out"
+    ):
+        convert(tmp_path / "ours", tmp_path / "back", options=HF)
+    result = convert(tmp_path / "ours", tmp_path / "bert", options=ConvertOptions(to="hf"))
+    assert result["check"]["largest_difference"] < 1e-5 and not result["token_ids"]["different"]
 
 
 def test_a_pooler_that_masked_tokens_do_not_read_is_left_out(theirs, tmp_path):

@@ -38,7 +38,7 @@ def test_candidates_are_those_of_transformers(folder):
         assert [[c.token for c in mask] for mask in one.masks] == shares.topk(3).indices.tolist()
         torch.testing.assert_close(torch.tensor([[c.probability for c in m] for m in one.masks]), shares.topk(3).values)
     assert len(filled[1].masks) == 2 and filled[0].text.startswith("the capital of ")
-    assert filled[0].lines().splitlines()[1].startswith("  [MASK] 1: ") and json.dumps(filled[0].facts())
+    assert filled[0].lines().splitlines()[1].startswith("  [MASK] 1: '") and json.dumps(filled[0].facts())
 
 
 def _on_ranks(context, path, mesh):
