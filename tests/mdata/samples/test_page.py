@@ -1,4 +1,4 @@
-"""The examples of docs/howto/bert_t5.md and samples.md run, on a corpus made here."""
+"""The examples of docs/howto/masked_samples.md and samples.md run, on a corpus made here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mdata
 from tests.conftest import ROOT
 from tests.mdata.samples.test_special_tokens import preprocessed
 
-PAGE = (ROOT / "docs/howto/bert_t5.md").read_text()
+PAGE = (ROOT / "docs/howto/masked_samples.md").read_text()
 
 
 def blocks() -> list[str]:
