@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the generated pages of the docs site, and its drawing of the rooms.
+"""A hook of mkdocs: the generated pages of the docs site.
 
 mkdocs.yml names this file. Nothing is written into docs/: `on_files` adds the pages to the site while it is built, from
 the sections of trainer/config, the command tables, the public names and the table of Megatron-LM's arguments, so that
@@ -14,11 +14,9 @@ import io
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -125,11 +123,6 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the mark of the drawing by the drawing."""
-    return markdown.replace(DRAWING, rooms_svg()) if DRAWING in markdown else markdown
-
-
 def _help(main: Callable[[list[str]], int], command: str) -> str:
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "100"
     try:
@@ -202,76 +195,3 @@ def _default(key: ConfigKey) -> str:
     if isinstance(value, str):
         return f'`"{value}"`'
     return f"`{list(value) if isinstance(value, tuple) else value}`"
-
-
-# The drawing: what is done, the rooms that do it, and what they hand on. Rooms that no longer exist are left out, and
-# those that are not named here are listed at the end.
-DRAWING = "<!-- drawing of the rooms -->"
-STATIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("text: jsonl, parquet, Arrow, WARC, plain text", "mdata preprocess", (
-        "mdata/sources", "mdata/sentences", "mdata/chat", "mdata/tokenizers", "mdata/tokenizer_training",
-        "mdata/preprocessing", "mdata/launching")),
-    ("corpus: .bin, .idx, manifest", "mdata verify, inspect, merge, split ...", (
-        "mdata/indexed", "mdata/manifest", "mdata/corpus", "mdata/rewriting")),
-    ("corpora, whole or divided", "mdata blend, mdata report", (
-        "mdata/mixing", "mdata/blend", "mdata/blend_planning", "mdata/reporting")),
-    ("mix.json: corpora and their shares", "mdata.open_dataset, mdata trace", (
-        "mdata/order", "mdata/samples", "mdata/dataset", "mdata/array_cache", "mdata/block_cache",
-        "mdata/object_storage", "mdata/tracing")),
-    ("sample k = f(seed, k): numpy arrays", "mdata.Loader", ("mdata/loader",)),
-    ("microbatches of each rank", "mtrain train", (
-        "trainer/config", "trainer/migrate", "trainer/plan", "trainer/parallel", "trainer/kernels", "trainer/layers",
-        "trainer/models", "trainer/pipeline", "trainer/optim", "trainer/run")),
-    ("run folder: metrics, checkpoints", "mtrain generate, report, convert", (
-        "trainer/checkpoint", "trainer/convert", "trainer/tasks", "trainer/report")),
-)  # fmt: skip
-WIDTH, LINE, CHARACTERS = 480, 20, 52
-
-
-def rooms() -> list[str]:
-    """The folders of both packages that hold code, without those inside of another room."""
-    return [
-        f"{package}/{path.name}"
-        for package in ("mdata", "trainer")
-        for path in sorted((ROOT / package).iterdir())
-        if (path / "__init__.py").exists()
-    ]
-
-
-def rooms_svg() -> str:
-    """The way of the data as one column, readable on a telephone."""
-    left, parts, y = set(rooms()), [], 10
-    for handed_on, command, names in STATIONS:
-        present = [name for name in names if name in left]
-        left -= set(present)
-        parts.append(_text(WIDTH / 2, y + 14, handed_on, "form"))
-        parts.append(f'<path d="M{WIDTH / 2} {y + 22}v16m-5 -6l5 6l5 -6" class="arrow"/>')
-        y += 42
-        box, y = _box(y, command, present)
-        parts.append(box)
-    parts.append(_text(WIDTH / 2, y + 14, "text that the model writes; a model in another format", "form"))
-    box, y = _box(y + 34, "also", sorted(left))
-    parts.append(box)
-    style = (
-        ".box{fill:none;stroke:currentColor;stroke-opacity:.5}.arrow{fill:none;stroke:currentColor}"
-        "text{fill:currentColor;font:14px sans-serif}.form{text-anchor:middle;font-style:italic}"
-        ".name{font-weight:bold}.rooms{font:13px monospace}"
-    )
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {y}" style="width:100%;max-width:600px" role="img" '
-        f'aria-label="The rooms of the code and the way of the data"><style>{style}</style>{"".join(parts)}</svg>'
-    )
-
-
-def _box(y: int, title: str, names: list[str]) -> tuple[str, int]:
-    """A station and where it ends."""
-    lines = textwrap.wrap(" ".join(names), CHARACTERS, break_on_hyphens=False) or [""]
-    height = 32 + LINE * len(lines)
-    parts = [f'<rect x="8" y="{y}" width="{WIDTH - 16}" height="{height}" rx="6" class="box"/>']
-    parts.append(_text(20, y + 20, title, "name"))
-    parts += [_text(20, y + 22 + LINE * number, line, "rooms") for number, line in enumerate(lines, 1)]
-    return "".join(parts), y + height + 8
-
-
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text x="{x:g}" y="{y}" class="{kind}">{escape(text)}</text>'

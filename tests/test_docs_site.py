@@ -89,14 +89,10 @@ def test_the_navigation_has_every_page_once():
 
 
 def test_every_room_is_drawn_once():
-    drawing = SITE["rooms_svg"]()
-    for room in SITE["rooms"]():
-        assert len(re.findall(rf"(?<![\w/]){room}(?![\w/])", drawing)) == 1, room
-
-
-def test_stations_are_rooms():
-    named = [room for _, _, rooms in SITE["STATIONS"] for room in rooms]
-    assert set(named) <= set(SITE["rooms"]()) and len(named) == len(set(named))
+    drawing = (ROOT / "docs/design/map.md").read_text().split("```")[1]
+    rooms = [path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/*/__init__.py")]
+    rooms = [room for room in rooms if room.startswith(("mdata/", "trainer/"))]
+    assert sorted(re.findall(r"(?:mdata|trainer)/\w+", drawing)) == sorted(rooms)
 
 
 @pytest.mark.parametrize("source", [source for source in texts() if CITED.search(source.text)], ids=lambda s: s.path)
