@@ -253,9 +253,14 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
 
 
 def scratch_bytes(model: ModelFolder, *, dtype: torch.dtype, tp: int, pp: int) -> int:
-    """Disk space that `write_mp_rank` needs beside the target: the largest rank's tensors once more."""
+    """Disk space that `write_mp_rank` needs beside the target: the largest rank's tensors once more.
+
+    Raises:
+        UsageError: as there.
+    """
     check_cut(model, tp=tp, pp=pp)
     rows = _padded_rows(model, tp)
+    to_arguments(model.config, model.shape.vocab_size, padded_rows=rows, tp=tp, pp=pp)  # its tensors may have no names
     layouts = [_target_layout(model, rows=rows, rank=(0, tp), stage=(stage, pp)) for stage in range(pp)]
     return max(num_bytes(_linked(model, layout).tensors, dtype) for layout in layouts)
 

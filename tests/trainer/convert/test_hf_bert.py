@@ -113,6 +113,14 @@ def test_a_model_without_token_types_is_refused():
         to_hf(model_config({"preset": "bert-base", "bert": {"binary_head": False}}, where="", context=512), 30522)
 
 
+@pytest.mark.parametrize("form", ["mp_rank", "torch_dist"])
+def test_the_original_is_refused_as_a_checkpoint_of_megatron(form, tmp_path):
+    save(CLASSES[0], tmp_path / "theirs")
+    with pytest.raises(UsageError, match=r"Megatron-LM cannot express this model(.|\n)*model\.bert\.norm = 'post'"):
+        convert(tmp_path / "theirs", tmp_path / "megatron", options=ConvertOptions(to=form))
+    assert not (tmp_path / "megatron").exists()
+
+
 @pytest.mark.parametrize(
     ("norm", "asked", "named"),
     [

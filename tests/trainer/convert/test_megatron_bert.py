@@ -99,11 +99,42 @@ def test_published_weights_of_every_version_compute_what_the_twin_does(version, 
     check_logits(model)
 
 
-def test_the_archive_that_was_published_is_read_without_arguments(tmp_path):
-    folder = published(tmp_path / "bert", with_args=False, zipped=False)
-    with zipfile.ZipFile(tmp_path / "bert.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+def archived(folder):
+    """FOLDER.zip, as it is downloaded."""
+    with zipfile.ZipFile(f"{folder}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.rglob("*")):
             archive.write(file, file.relative_to(folder))
+    return f"{folder}.zip"
+
+
+def test_the_commands_take_the_archives(tmp_path, capsys):
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(f"w{number}" for number in range(bert_twin.VOCABULARY - 5)),
+    ]
+    (tmp_path / "vocab").mkdir()
+    (tmp_path / "vocab/vocab.txt").write_text("\n".join(words) + "\n")
+    rows = [{"text": f"w1 w{2 + label}", "label": "ab"[label]} for label in (0, 1)] * 8
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "lambada.jsonl").write_text('{"text": "w1 w2 w3 w4"}\n')
+    published(tmp_path / "bert", with_args=False)
+    published_decoder(tmp_path / "gpt")
+    bert, gpt = archived(tmp_path / "bert"), archived(tmp_path / "gpt")
+    more = ["--tokenizer", str(tmp_path / "vocab")]
+    run = ["--task", "classify", "--epochs", "1", "--folder", str(tmp_path / "run"), *more]
+    assert main(["finetune", bert, str(tmp_path / "rows.jsonl"), *run]) == 0
+    assert (tmp_path / "run/checkpoints/step-1").is_dir()
+    heads = ["--set", "model.num_heads=2"]
+    assert main(["eval", gpt, "--task", "lambada", "--data", str(tmp_path / "lambada.jsonl"), *heads, *more]) == 0
+    assert "total examples: 1.0000E+00" in capsys.readouterr().out
+
+
+def test_the_archive_that_was_published_is_read_without_arguments(tmp_path):
+    archived(published(tmp_path / "bert", with_args=False, zipped=False))
     told = ("model.num_heads=2", "model.activation=gelu_erf")
     model = open_model(tmp_path / "bert.zip", settings=told)
     assert model.config.model.bert is not None and model.config.model.bert.binary_head
