@@ -8,7 +8,9 @@ our step with the peer's scan and convolution, also with `-graphs`, and `ours-pl
 
 Rows: `ours`, and with `-graphs` recorded as CUDA graphs, with `-fp8` delayed and with `-fp8-current` current scaling;
 `torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and Transformer Engine are
-installed. Each run of a row is a process of its own; a table of medians and of our speed over each peer's comes last.
+installed; `nanogpt`, nanoGPT's compiled loop, only where it is named (PYTHONPATH has its folder), for gpt124m and
+gpt124m-one-row, whose kernels are over before the host has launched the next. Each run of a row is a process of its
+own; a table of medians and of our speed over each peer's comes last.
 Our step is the trainer's own (`Engine.step`: forward, backward, norm, clipping, update); only the data is left out,
 seeded random tokens that lie on the device. Time is that of four steps at once, with one wait for the device after
 them: losses are tensors until then, ours are read a step later, as the trainer does it. The first step counts from the
@@ -26,6 +28,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +40,7 @@ from benchmarks.mamba_peer import SCANS, mamba_step
 from benchmarks.mamba_peer import is_installed as has_scan
 from benchmarks.megatron_peer import ROWS as MEGATRON_ROWS
 from benchmarks.megatron_peer import is_installed, megatron_step
-from benchmarks.one_gpu_peer import peer_step
+from benchmarks.one_gpu_peer import nanogpt_step, peer_step
 from trainer.config.sections import (
     DataSection,
     KernelsSection,
@@ -61,6 +64,7 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "position": "rope", "rope_th
 GPT = {"norm": "layernorm", "activation": "gelu", "position": "learned", "bias": True, "vocab_size": 50432}
 LLAMA1B = LLAMA | {"num_layers": 16, "hidden_size": 2048, "num_heads": 32, "num_kv_heads": 8, "ffn_hidden_size": 8192}
 LLAMA3B = LLAMA | {"num_layers": 28, "hidden_size": 3072, "num_heads": 24, "num_kv_heads": 8, "ffn_hidden_size": 8192}
+GPT124M = GPT | {"vocab_size": 50304, "num_layers": 12, "hidden_size": 768, "num_heads": 12, "bias": False}
 GPT1B = GPT | {"num_layers": 24, "hidden_size": 2048, "num_heads": 16, "ffn_hidden_size": 8192}
 # Eight experts of which two compute a token: 1.0 billion active parameters of 3.5. 2,048 tokens for each expert.
 MIXTRAL1B = LLAMA | {"num_layers": 12, "hidden_size": 2048, "num_heads": 16, "num_kv_heads": 8}
@@ -78,6 +82,8 @@ HYBRID |= {"vocab_size": 131072, "mamba": MambaSection(pattern="M-M-M*M-", num_g
 MIXED = ("mamba2-1.3b", "hybrid-8l")
 # name -> (sequence length, micro batch, microbatches, model section)
 SHAPES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "gpt124m": (1024, 12, 8, GPT124M),
+    "gpt124m-one-row": (1024, 1, 8, GPT124M),
     "llama1b": (4096, 2, 4, LLAMA1B),
     "gpt1.3b": (2048, 4, 4, GPT1B),
     "llama3b": (4096, 1, 8, LLAMA3B),
@@ -103,7 +109,7 @@ OUR_SCANS: dict[str, Literal["plain", "mamba_ssm"]] = {
     "ours-mamba-ssm": "mamba_ssm",
     "ours-mamba-ssm-graphs": "mamba_ssm",
 }
-ROWS = (*OUR_ROWS, "torch", *MEGATRON_ROWS, *SCANS)
+ROWS = (*OUR_ROWS, "torch", "nanogpt", *MEGATRON_ROWS, *SCANS)
 FAILED_LINES = 30  # of a failed process, shown
 RUN_LIMIT_S = "300"  # of one process
 
@@ -165,11 +171,9 @@ def measure_row(name: str, shape: str, profile: str | None, chunks: int = CHUNKS
         if name in SCANS:
             step = mamba_step(name, plan.shape, texts)
         else:
-            step = (
-                peer_step(plan.shape, texts)
-                if name == "torch"
-                else megatron_step(MEGATRON_ROWS[name], plan.shape, texts)
-            )
+            steps = {"torch": peer_step, "nanogpt": nanogpt_step}
+            make = steps.get(name) or partial(megatron_step, MEGATRON_ROWS[name])
+            step = make(plan.shape, texts)
     times, losses = [], [float(step())]
     torch.cuda.synchronize()
     ready = seconds_of_process()

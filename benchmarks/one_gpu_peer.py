@@ -128,6 +128,33 @@ def peer_step(shape: GPTShape, batches: list[tuple[Tensor, Tensor]]) -> Callable
     return step
 
 
+def nanogpt_step(shape: GPTShape, batches: list[tuple[Tensor, Tensor]]) -> Callable[[], Tensor]:
+    """The same with nanoGPT's own compiled model and optimizer, in the order of its train.py; its folder is a path of
+    Python's.
+    """
+    from model import GPT, GPTConfig  # type: ignore[import-not-found]
+
+    device, length = batches[0][0].device, batches[0][0].shape[1]
+    sizes = {"n_layer": shape.num_layers, "n_head": shape.num_heads, "n_embd": shape.hidden_size}
+    model = GPT(GPTConfig(block_size=length, vocab_size=shape.padded_vocab_size, bias=shape.bias, **sizes)).to(device)
+    optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), device.type)
+    compiled = torch.compile(model)
+
+    rows = [(tokens.contiguous(), labels.contiguous()) for tokens, labels in batches]
+
+    def step() -> Tensor:
+        for tokens, labels in rows:
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = compiled(tokens, labels)[1] / len(batches)
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach() * len(batches)
+
+    return step
+
+
 def _angles(shape: GPTShape, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     frequency = shape.rope.theta ** (-torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim)
     angles = torch.outer(torch.arange(length, device=device).float(), frequency).repeat(1, 2)
