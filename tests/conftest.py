@@ -7,8 +7,10 @@ skipped with the reason, and the final line says how many.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -74,6 +76,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Let garbage collection, here and in forks, pass over what stays to the end: half a million objects."""
     gc.freeze()
     gc.enable()
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >= LARGE_KB:
+        move_to_huge_pages()
+
+
+LARGE_KB = 300_000
+HUGE_PAGE = 2 << 20
+MADV_COLLAPSE = 25  # linux/mman.h; an older kernel says no, and nothing changes
+
+
+def move_to_huge_pages() -> None:
+    """Move what this process holds to huge pages, for its forks, of which a run makes more than a thousand.
+
+    A fork copies the table of all pages and its end drops it: 46 ms of CPU where all tests are collected, and 12 so.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, _, _, inode, *name = line.split()
+        first, stop = (int(address, 16) // HUGE_PAGE * HUGE_PAGE for address in span.split("-"))
+        first += HUGE_PAGE
+        if access == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and first < stop:
+            madvise(first, stop - first, MADV_COLLAPSE)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

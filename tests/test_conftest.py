@@ -96,3 +96,9 @@ def test_tests_with_more_cases_in_soak_are_marked_for_it():
         text = path.read_text(encoding="utf-8")
         if re.search("^from .*import.* SOAK", text, re.MULTILINE):
             assert "@pytest.mark.scaled" in text or "@pytest.mark.soak" in text, path
+
+
+def test_what_moves_to_huge_pages_stays_as_it_is():
+    held = [bytes([number]) * (1 << 20) for number in range(64)]
+    conftest.move_to_huge_pages()
+    assert all(data == bytes([number]) * (1 << 20) for number, data in enumerate(held))
