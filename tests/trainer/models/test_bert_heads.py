@@ -233,6 +233,17 @@ def test_a_head_that_the_first_weights_lack_is_drawn(tmp_path):
         np.testing.assert_array_equal(values, found[name], err_msg=name)
 
 
+def test_texts_of_a_row_share_the_only_type():
+    """As RoBERTa's do; the rows of samples say 1 for the second text."""
+    config = _config()
+    section = replace(config.model.bert, token_types=1)
+    config = replace(config, model=replace(config.model, bert=section))
+    assert not check(config, 1, facts=None)
+    one = _whole(config, 1)
+    assert one["gradients"]["types.weight"].shape[0] == 1 and one["gradients"]["types.weight"].any()
+    _check_same(_whole(replace(config, mesh=MeshSection(tp=2, sequence_parallel=True)), 2), one)
+
+
 @pytest.mark.parametrize(
     ("bert", "data", "named"),
     [
@@ -241,7 +252,6 @@ def test_a_head_that_the_first_weights_lack_is_drawn(tmp_path):
         ({"task": "choice", "labels": ()}, {}, "data.classify.choices is not set"),
         ({"task": "choice", "labels": LABELS}, {"classify": ClassifySamplesSection(choices=4)}, "leave them out"),
         ({"labels": ("a", "a")}, {}, "has a name twice"),
-        ({"token_types": 1}, {}, "token_types=2"),
         ({}, {"order": "megatron"}, 'needs data.order="native"'),
     ],
 )

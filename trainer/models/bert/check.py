@@ -78,8 +78,3 @@ def _task_problems(config: RunConfig, section: BertSection) -> Iterator[str]:
         yield f'model.bert.labels={list(section.labels)} are for model.bert.task="classify"; leave them out'
     if len(set(section.labels)) < len(section.labels):
         yield f"model.bert.labels={list(section.labels)} has a name twice; name each class once"
-    if task != "masked" and token_types(config) == 1:
-        yield (
-            "model.bert.token_types=1 gives both texts of a row the same type, and rows of two texts have 2; set "
-            "model.bert.token_types=2"
-        )

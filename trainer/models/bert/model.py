@@ -202,10 +202,14 @@ class Bert(GPT):
         return logits_NV + as_input(self.head_bias, "bias").to(logits_NV.dtype)
 
     def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> Tensor:
-        """The first residual stream: types are added, and the sum is normalized before dropout."""
+        """The first residual stream: types are added, and the sum is normalized before dropout.
+
+        Where there is one type, as in RoBERTa, a second text has it too.
+        """
         x_ND = super()._enter(batch, None)
         if self.shape.token_types:
-            types_BS = torch.zeros_like(batch.tokens_BS) if batch.types_BS is None else batch.types_BS
+            told = batch.types_BS if self.shape.token_types > 1 else None
+            types_BS = torch.zeros_like(batch.tokens_BS) if told is None else told
             mine = self.parallel.local_tokens(batch.tokens_BS.numel())
             x_ND = x_ND + self.types(types_BS.flatten()[mine])
         if self.shape.is_post_norm:
