@@ -448,7 +448,22 @@ def _zero_or_empty(value: Any) -> bool:
 def _value_problem(where: str, value: Any, hint: Any) -> str | None:
     if _fits(value, hint):
         return None
-    return f"{where} is {_shown(value)}; expected {_expectation(hint)}"
+    return f"{where} is {_shown(value)}; expected {_expectation(hint)}{_correction(value, hint)}"
+
+
+def _correction(value: Any, hint: Any) -> str:
+    """What a value most likely meant: a misspelt choice, a word in place of a list, 1e3 in place of 1000."""
+    if isinstance(value, float) and value.is_integer() and _fits(int(value), hint):
+        return f"; did you mean {int(value)}?"
+    is_list = get_origin(hint) is tuple
+    if is_list and value == "none":
+        return "; did you mean []?"
+    choices = _listed_values(get_args(hint)[0] if is_list else hint)
+    words = value if is_list and isinstance(value, tuple) else (value,)
+    near = [word if word in choices else nearest(word, choices) for word in words if isinstance(word, str)]
+    if not choices or not near or None in near or len(near) < len(words):
+        return ""
+    return f"; did you mean {inline_toml(near) if is_list else near[0]}?"
 
 
 def value_text(value: Any) -> str:

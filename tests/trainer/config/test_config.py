@@ -167,6 +167,32 @@ def test_each_problem_has_its_words(tables: dict[str, Any], text: str) -> None:
     assert any(found.startswith(text) for found in problems(tables))
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "meant"),
+    [
+        ("train", "steps", 1e3, "1000"),
+        ("precision", "dtype", "bf61", "bf16"),
+        ("run", "deterministic", "True", "true"),
+        ("run", "on_lost_node", "weit", "wait"),
+        ("track", "to", "tensorboard", '["tensorboard"]'),
+        ("track", "to", ["wandb", "mlfow"], '["wandb", "mlflow"]'),
+        ("track", "to", "none", "[]"),
+        ("precision", "dtype", "fp8", None),
+        ("track", "to", ["wandb", 3], None),
+        ("track", "to", [], None),
+        ("train", "steps", float("inf"), None),
+        ("run", "profile", 3, None),
+    ],
+)
+def test_a_value_that_resembles_an_allowed_one_is_corrected(section: str, key: str, value: Any, meant: str) -> None:
+    found = [
+        problem for problem in problems(changed(section, **{key: value})) if problem.startswith(f"{section}.{key}")
+    ]
+    assert [problem.partition("; did you mean ")[2] for problem in found] == (
+        [] if value == [] else [f"{meant}?" if meant else ""]
+    )
+
+
 def test_a_missing_key_is_named_with_what_it_should_be() -> None:
     tables = tomllib.loads(SMALL)
     del tables["train"]["micro_batch"], tables["run"]
