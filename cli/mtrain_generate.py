@@ -197,14 +197,26 @@ def _between(model: Model) -> str:
     return "" if model.start is None else "\n"
 
 
+# Options that a model of masks has no use for; none is set by default.
+_OF_NEW_TOKENS = (
+    "output", "beam_width", "num_samples", "add_bos", "max_tokens", "min_tokens", "stop", "ignore_eod", "sliding",
+    "log_probs", "prompt_log_probs", "greedy", "temperature", "top_p", "min_p", "top_p_decay", "top_p_bound",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+)  # fmt: skip
+
+
 def _fill(model: Model, prompts: list[str | list[int]], *, arguments: argparse.Namespace, console: Console) -> None:
     from trainer.tasks.fill_mask import fill_masks
 
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if arguments.output is not None or arguments.beam_width is not None or len(texts) < len(prompts) or not texts:
+    ignored = [
+        f"--{name.replace('_', '-')}" for name in _OF_NEW_TOKENS if getattr(arguments, name) not in (None, 0, [])
+    ]
+    if ignored or len(texts) < len(prompts) or not texts:
         raise UsageError(
             "this model fills masks in a prompt",
-            expected="--prompt or --input with texts, without --output and --beam-width",
+            found=f"{' and '.join(ignored)}, which it would ignore" if ignored else "",
+            expected="--prompt or --input with texts, and --top-k if more or fewer tokens are to be shown",
             fix=f"mtrain generate {arguments.model} --prompt 'The capital of [MASK] is Paris.'",
         )
     filled = fill_masks(model, texts, top=arguments.top_k or 5)

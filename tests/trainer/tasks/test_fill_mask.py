@@ -64,6 +64,13 @@ def test_what_has_no_mask_and_what_continues_texts_is_refused_by_name(folder):
             use()
 
 
+def test_options_of_new_tokens_are_refused_by_name(folder, capsys):
+    words = ["generate", str(folder), "--prompt", PROMPTS[0]]
+    assert main([*words, "--top-k", "2", "--seed", "5"]) == 0 and capsys.readouterr().out.count("'") == 4
+    assert main([*words, "--max-tokens", "5", "--temperature", "0.5", "--greedy"]) == 2
+    assert "found: --max-tokens and --greedy and --temperature, which it would ignore" in capsys.readouterr().err
+
+
 def test_a_chat_is_refused_before_a_template_is_asked_for(folder, capsys):
     assert main(["chat", str(folder)]) == 2
     assert "predicts masked tokens, and not the next one" in capsys.readouterr().err
