@@ -179,6 +179,22 @@ def rules_of(arguments: argparse.Namespace) -> CleanRules:
     )
 
 
+def _idle(rules: CleanRules) -> list[str]:
+    """Thresholds of steps that do not run, as options, each with the step that it needs."""
+    used = rules.steps if rules.compat is None else tuple(_RULES)
+    names = {step: step.replace("-", "_") for step in (*_RULES, "url", "language") if step not in used}
+    idle = []
+    for step, name in names.items():
+        given = getattr(rules, name)
+        for field in dataclasses.fields(given):
+            default = getattr(type(given)(), field.name)
+            if getattr(given, field.name) != default:
+                option = f"--{'no-' if isinstance(default, bool) else ''}{step}-{field.name.replace('_', '-')}"
+                option = option.replace("--language-keep", "--languages")
+                idle.append(f"{option} (needs --steps {step})")
+    return idle
+
+
 def work_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, TextWork]:
     """The options and the work, for `mdata launch`."""
     options = text_job_of(arguments)
@@ -188,6 +204,8 @@ def work_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, TextWork]:
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `clean` and print what became of the rows."""
     options, rules = text_job_of(arguments), rules_of(arguments)
+    if idle := _idle(rules):
+        console.note(f"mdata: options without effect here: {', '.join(idle)}")
     with console.progress(continues=True) as progress:
         result = clean(options, rules, progress)
     console.result(text_of(result, rows_only=options.rows_only), facts_of(result))

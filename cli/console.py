@@ -98,9 +98,8 @@ class Parser(argparse.ArgumentParser):
         if misspelt and not separator:
             unknown = " ".join(misspelt)
             message = f"unrecognized arguments: {unknown}; {before}"
-        # After a word that no option takes, the options are those of another command.
-        first = unknown.split(" ")[:1]
-        words = first if separator and not unknown.startswith("-") else misspelt or first
+        # After a word too many, the options may be those of another command.
+        words = [] if separator and not unknown.startswith("-") else misspelt or unknown.split(" ")[:1]
         fixes = [fix for word in words if (fix := self._meant(word.partition("=")[0]))]
         if choice := _CHOICES.match(message):
             fixes = [fix] if (fix := nearest(choice[1], re.findall(r"[^', ]+", choice[2]))) else []
@@ -315,6 +314,8 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
         console.result(f"{console.program} {__version__}", {})
         return 0
     chosen = next((command for command in commands if command.name == words[0]), None)
+    if chosen is None and words[0].startswith("-"):
+        raise UsageError(f"{words[0]} stands before the command", fix=f"{console.program} COMMAND {words[0]}")
     if chosen is None:
         close = nearest(words[0], [command.name for command in commands])
         hint = f"{console.program} --help"

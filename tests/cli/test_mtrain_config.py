@@ -73,7 +73,11 @@ def test_a_script_with_its_own_arguments(tmp_path: Path, capsys: pytest.CaptureF
     script.write_text("#!/bin/bash\nOUT=$1\n" + RUN.replace("--lr 1e-3", "--lr 1e-3 --save $OUT") + "\n")
     assert tomllib.loads(told(capsys, "--from-megatron", f"{script} runs/one")[1])["run"]["folder"] == "runs/one"
     code, out, err = told(capsys, "--from-megatron", str(script))
-    assert code == 2 and not out and "--save has a value that cannot be resolved here: <argument_1>" in err
+    assert (
+        code == 2
+        and not out
+        and "--save has a value that cannot be resolved here: <argument_1>; give the script's arguments" in err
+    )
 
 
 def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every_key: None) -> None:

@@ -26,6 +26,7 @@ MDATA = [
     ("trace run --step 1 --rows -1", "argument --rows: '-1' is not"),
     ("trace run --step 1 --length -1", "argument --length: '-1' is not"),
     ("trace nix --step 1", "there is no nix\n  expected: a run folder, or the path"),
+    ("inspect c another", "unrecognized arguments: another\n  try: mdata inspect --help"),
     ("inspect run", "try: this is the folder of a run: mtrain status run, mdata trace run"),
     ("blend --dry-run c --split-shares a,b", "the split string cannot be used\n  found: 'a,b'"),
     ("build c -S 8 --kind ber", "try: bert? See mdata build --help"),
@@ -42,6 +43,8 @@ MDATA = [
     ("scores run", "run is a folder\n  expected: a file of lines of JSON"),
 ]
 MTRAIN = [
+    ("convert m new --to mp_rank --tp 0", "--tp 0 --pp 1\n  expected: 1 or more, each"),
+    ("-v train run", "-v stands before the command\n  try: mtrain COMMAND -v"),
     ("train run", "try: run/config.toml, the configuration of this run folder"),
     ("config --key trian", "did you mean train?"),
     ("finetune m t.jsonl --task mnl", "try: mnli? See mtrain finetune --help"),
@@ -105,6 +108,18 @@ def test_a_manifest_may_stand_for_its_pair(tmp_path, monkeypatch):
     assert mdata.main(("adopt", "c")) == 0
     assert mdata.main(("adopt", "c.json")) == 0
     assert not Path("c.json.json").exists()
+
+
+def test_thresholds_of_steps_that_do_not_run_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("t.jsonl").write_text('{"text": "a"}\n')
+    words = ["clean", "--input", "t.jsonl", "--output", "o", "--steps", "length"]
+    idle = ["--gopher-min-words", "7", "--languages", "de", "--no-c4-policy"]
+    assert mdata.main([*words, *idle, "--length-min-words", "1"]) == 0
+    needs = (
+        "--gopher-min-words (needs --steps gopher), --no-c4-policy (needs --steps c4), --languages (needs --steps lang"
+    )
+    assert f"mdata: options without effect here: {needs}" in capsys.readouterr().err
 
 
 def test_texts_of_another_job_are_no_corpus(tmp_path, monkeypatch, capsys):

@@ -306,6 +306,8 @@ def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
     Raises:
         UsageError: names what tp or pp does not divide.
     """
+    if min(tp, pp) < 1:
+        raise UsageError(f"--tp {tp} --pp {pp}", expected="1 or more, each")
     shape = model.shape
     cut = model.family.cut_by_tp(model.config)
     own = {name: size for name, size in cut.items() if name.startswith(("model.moe.", "model.mamba."))}

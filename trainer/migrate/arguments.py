@@ -137,7 +137,10 @@ def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
         return words[0], None
     if not words or any(unknown(word) for word in words):
         missing = next((placeholder for word in words if (placeholder := unknown(word))), "nothing follows it")
-        return None, f"has a value that cannot be resolved here: {missing}; write it out"
+        remedy = "write it out"
+        if missing.startswith("<argument_"):
+            remedy = "give the script's arguments after its name, in the same quotes"
+        return None, f"has a value that cannot be resolved here: {missing}; {remedy}"
     try:
         if flag.kind == "int":
             return int(words[0]), None
