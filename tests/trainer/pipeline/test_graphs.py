@@ -5,6 +5,7 @@ On CPUs a tape (tests/helpers/tape.py) takes the place of a CUDA graph; benchmar
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -157,8 +158,14 @@ def test_recorded_passes_of_hybrids_give_the_same_bits(ranks: int, options: dict
     _check_the_same_bits(ranks, replace(config, train=train, kernels=kernels))
 
 
+@functools.cache
+def _computed(ranks: int, config: RunConfig) -> Any:
+    """Several cases are replays of one run."""
+    return run_ranks(_trained, ranks, config, False)
+
+
 def _check_the_same_bits(ranks: int, config: RunConfig, *, beside: bool = False) -> None:
-    computed = run_ranks(_trained, ranks, config, False)
+    computed = _computed(ranks, config)
     replayed = run_ranks(_trained, ranks, config, True, beside)
     for (losses, state, none), (others, other_state, recordings) in zip(computed, replayed, strict=True):
         assert others == losses and len(set(losses)) == len(losses)
