@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import mdata
@@ -40,7 +41,9 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         page = report_dedup(arguments.path, arguments.output)
         console.result(f"{page.path}: report of what was removed", {**page.facts, "page": str(page.path)})
         return
-    if counts := sorted(Path(arguments.path).glob("*.report")):
+    is_folder = os.path.isdir(arguments.path)  # noqa: PTH112 - False for a path that is too long
+    counts = sorted(Path(arguments.path).glob("*.report")) if is_folder else []
+    if counts:
         raise mdata.UsageError(
             f"{arguments.path} holds the texts of mdata {counts[0].stem}, no tokens",
             fix=f"what was removed is counted in {counts[0]}; for tokens, mdata preprocess --input {arguments.path}",

@@ -7,7 +7,7 @@ are given as --option NAME=VALUE.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
 from typing import Any
 
 import mdata
@@ -107,7 +107,9 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
     """The options given by hand."""
     if arguments.sequence_length is None:
         path = arguments.path
-        if "://" not in path and not any(Path(path + ending).exists() for ending in ("", ".json", ".idx")):
+        # Not pathlib, which raises for a path that is too long.
+        exists = any(os.path.exists(path + ending) for ending in ("", ".json", ".idx"))  # noqa: PTH110
+        if "://" not in path and not exists:
             raise mdata.UsageError(f"there is no {path}", expected="a run folder, or the path of a blend or corpus")
         raise mdata.UsageError(
             f"{arguments.path} is not a run folder, and no option says how to read it",

@@ -182,7 +182,7 @@ def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
     problem = ": ".join(part for part in parts if part)
     if number in _OURS:
         return MdataError(problem)
-    if number == errno.ENOENT and names and not (folder := Path(names[0]).parent).exists():
+    if number == errno.ENOENT and names and not os.path.exists(folder := Path(names[0]).parent):  # noqa: PTH110
         return UsageError(problem, fix=f"check the path: there is no folder {folder}")
     if number in _USAGE:
         return UsageError(problem, fix=_USAGE[number])
@@ -191,7 +191,8 @@ def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
 
 def _own_name(path: str) -> str:
     """A file's own name for that of its temporary; what stands in the way of the temporary keeps its name."""
-    in_the_way = Path(path).is_dir() or Path(path).is_symlink()
+    # Not pathlib, whose questions raise for a path that is too long.
+    in_the_way = os.path.isdir(path) or os.path.islink(path)  # noqa: PTH112, PTH114
     return path if in_the_way else _PARTIAL.sub(r"\1\2", path)
 
 

@@ -6,6 +6,7 @@ that prefix, or a similar name. Nothing is opened here.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from mdata.errors import UsageError
@@ -85,7 +86,7 @@ def _meant(path: Path) -> str | None:
     """The most likely meaning of a path that is not a corpus."""
     if path.suffix in _TEXT_ENDINGS and path.is_file():
         return f"make a corpus of it with mdata preprocess --input {path}"
-    if (path / "data.json").is_file():
+    if os.path.isfile(path / "data.json"):  # noqa: PTH113 - False for a path that is too long
         return f"this is the folder of a run: mtrain status {path}, mdata trace {path}"
     try:
         names = [

@@ -8,6 +8,7 @@ reads files; imports no torch.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import types
 from collections.abc import Mapping, Sequence
@@ -306,7 +307,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         if not isinstance(explained, UsageError):
             raise explained from error
         fix = "give the path of a run's TOML file; mtrain init writes one"
-        if (path / "config.toml").is_file():
+        if error.errno == errno.EISDIR and (path / "config.toml").is_file():
             fix = f"{path / 'config.toml'}, the configuration of this run folder"
         raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
     try:
