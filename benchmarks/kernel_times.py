@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mdata import UsageError
 from trainer.config.sections import KernelsSection
 from trainer.kernels import gpu
-from trainer.kernels.float8 import E4M3, E5M2, Operand, Scaling
+from trainer.kernels.float8 import E4M3, E5M2, Scaling
 from trainer.kernels.plain import AdamConstants, AdamState, add_product
 from trainer.kernels.table import Kernels, choose_kernels, float8_kernels
 
@@ -142,8 +142,7 @@ def float8_lines() -> Iterator[str]:
         main, one = torch.zeros(outputs, inputs, device="cuda"), torch.ones(1, device="cuda")
         x8, w8 = (quantize(m, E4M3, scaling=Scaling(one, one), columns=True) for m in (x, weight))
         g8 = quantize(dy, E5M2, scaling=Scaling(one, one), columns=True)
-        rows = [Operand(m.rows_RC, m.inverse_1) for m in (x8, w8, g8)]
-        columns = [Operand(m.columns_CR, m.inverse_1) for m in (x8, w8, g8)]
+        rows, columns = ([getattr(matrix, side) for matrix in (x8, w8, g8)] for side in ("rows", "columns"))
         runs: dict[str, Callable[[], Any]] = {
             "bf16 forward": lambda x=x, w=weight: x @ w.t(),
             "bf16 input": lambda dy=dy, w=weight: dy @ w,

@@ -718,7 +718,7 @@ class PrecisionSection:
     min_loss_scale: Annotated[float, Range(1)] = 1.0  # fp16: lower limit of a dynamic loss scale
     loss_scale_window: Positive = 1000  # fp16: finite steps in a row after which the loss scale doubles
     loss_scale_hysteresis: Positive = 2  # fp16: overflows until the loss scale halves
-    fp8: Literal["none", "delayed", "current"] = "none"  # FP8 products in linear layers; delayed or current scaling
+    fp8: Literal["none", "delayed", "current", "blockwise"] = "none"  # FP8 products in linear layers, and their scales
     fp8_format: Literal["hybrid", "e4m3"] = "hybrid"  # gradients in E5M2, all else in E4M3; or all in E4M3
     fp8_amax_history_len: Positive = 16  # delayed: steps in the history of largest values
     fp8_amax_compute: Literal["max", "most_recent"] = "max"  # delayed: which value of the history sets the scale

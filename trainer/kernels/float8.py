@@ -1,10 +1,12 @@
-"""Matrices in FP8 with one scale each, in plain PyTorch: the twin of Transformer Engine's kernels.
+"""Matrices in FP8, in plain PyTorch: the twin of Transformer Engine's kernels.
 
-Values are multiplied by a scale, rounded to 8 bits, and stored with the inverse of the scale. The scale is given
-(delayed scaling, from earlier steps) or computed from the largest value (current scaling). A product multiplies the
-8-bit numbers, adds in fp32 and applies the inverses (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"). In
-both factors the summed dimension is last, as the matrix units of GPUs require; code that needs the other order also
-keeps the transpose. This implementation is slow; a CPU run with FP8 uses it.
+Values are multiplied by a scale, rounded to 8 bits, and stored with the inverse of the scale. A matrix has one scale,
+which is given (delayed scaling, from earlier steps) or computed from the largest value (current scaling), or one for
+each block of BLOCK values along the summed dimension (blockwise, as DeepSeek-V3 was trained: Liu et al. 2024, section
+3.3.2): a block is a part of a row, for inputs and gradients, or a square, for weights. A product multiplies the 8-bit
+numbers, adds in fp32 and applies the inverses (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"). In both
+factors the summed dimension is last, as the matrix units of GPUs require; code that needs the other order also keeps
+the transpose, whose blocks of rows are others. This implementation is slow; a CPU run with FP8 uses it.
 
 Shapes: R rows, C columns; M, N rows of the factors, K the dimension that is summed over.
 """
@@ -13,27 +15,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+Blocks = Literal["none", "rows", "squares"]  # which values share a scale: all, a part of a row, or a square of BLOCK^2
+BLOCK = 128
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST: Mapping[torch.dtype, float] = MappingProxyType({E4M3: 448.0, E5M2: 57344.0})
 MULTIPLE = 16  # of every dimension of a product of FP8 matrices on a GPU
 
 
-class Float8(NamedTuple):
-    """A matrix in FP8.
+class Operand(NamedTuple):
+    """One side of a product.
 
     Args:
-        rows_RC: its values. columns_CR: their transpose, contiguous; None if not requested.
-        inverse_1: fp32[1], the factor that turns the values into the matrix.
+        values_RK: with the summed dimension last.
+        inverse: fp32, the factors that turn the values into the matrix. [1]; with blocks the library that rounded them
+            decides on the order and padding; here [R or the squares along R, blocks along K].
+        blocks: what has a factor of its own.
     """
 
-    rows_RC: Tensor
-    columns_CR: Tensor | None
-    inverse_1: Tensor
+    values_RK: Tensor
+    inverse: Tensor
+    blocks: Blocks = "none"
+
+
+class Float8(NamedTuple):
+    """A matrix in FP8, and its transpose, contiguous, if requested."""
+
+    rows: Operand
+    columns: Operand | None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it consists of."""
+        return (*self.rows[:2], *(self.columns or ())[:2])
 
 
 class Scaling(NamedTuple):
@@ -42,17 +60,12 @@ class Scaling(NamedTuple):
     Args:
         scale_1: fp32[1]; None: the largest value of the matrix becomes the largest of the format.
         largest_1: fp32[1], raised to at least the largest absolute value of the matrix; None: not recorded.
+        blocks: which values have a scale of their own: then both are None, and scales are powers of two.
     """
 
     scale_1: Tensor | None
     largest_1: Tensor | None
-
-
-class Operand(NamedTuple):
-    """One side of a product: values with the summed dimension last, and their inverse scale."""
-
-    values_RK: Tensor
-    inverse_1: Tensor
+    blocks: Blocks = "none"
 
 
 class Float8Rows(NamedTuple):
@@ -80,14 +93,37 @@ def float8_quantize(x_RC: Tensor, dtype: torch.dtype, *, scaling: Scaling, colum
         dtype: E4M3 or E5M2. columns: whether to compute the transpose too.
     """
     wide_RC, limit, scale_1 = x_RC.float(), LARGEST[dtype], scaling.scale_1
+    if scaling.blocks != "none":
+        rows, turned_CR = _in_blocks(wide_RC, dtype, scaling.blocks), wide_RC.t().contiguous()
+        return Float8(rows, _in_blocks(turned_CR, dtype, scaling.blocks) if columns else None)
     if scale_1 is None or scaling.largest_1 is not None:
         largest_1 = wide_RC.abs().amax().view(1)
         if scaling.largest_1 is not None:
             torch.maximum(scaling.largest_1, largest_1, out=scaling.largest_1)
         if scale_1 is None:
             scale_1 = scale_for(largest_1, dtype=dtype)
-    rows_RC = (wide_RC * scale_1).clamp(-limit, limit).to(dtype)
-    return Float8(rows_RC, rows_RC.t().contiguous() if columns else None, scale_1.reciprocal())
+    values_RC, inverse_1 = (wide_RC * scale_1).clamp(-limit, limit).to(dtype), scale_1.reciprocal()
+    rows = Operand(values_RC, inverse_1)
+    return Float8(rows, Operand(values_RC.t().contiguous(), inverse_1) if columns else None)
+
+
+def _in_blocks(wide_RK: Tensor, dtype: torch.dtype, blocks: Blocks) -> Operand:
+    """x with a scale for each block, the largest power of two with which its largest value is not cut."""
+    height, limit = BLOCK if blocks == "squares" else 1, LARGEST[dtype]
+    padded = F.pad(wide_RK.abs(), (0, -wide_RK.shape[1] % BLOCK, 0, -len(wide_RK) % height))
+    largest = padded.unflatten(1, (-1, BLOCK)).amax(2).unflatten(0, (-1, height)).amax(1)
+    _, exponent = torch.frexp(scale_for(largest, dtype=dtype))
+    scale = torch.ldexp(torch.ones_like(largest), exponent - 1)
+    values_RK = (wide_RK * _spread(scale, blocks, wide_RK)).clamp(-limit, limit).to(dtype)
+    return Operand(values_RK, scale.reciprocal(), blocks)
+
+
+def _spread(factors: Tensor, blocks: Blocks, like_RK: Tensor) -> Tensor:
+    """The factor of each value."""
+    if blocks == "none":
+        return factors
+    rows = factors.repeat_interleave(BLOCK, 0)[: len(like_RK)] if blocks == "squares" else factors
+    return rows.repeat_interleave(BLOCK, 1)[:, : like_RK.shape[1]]
 
 
 def float8_product(
@@ -107,7 +143,10 @@ def float8_product(
         out: receives the result; add: add to its content.
         fast: whether a GPU may add in less than fp32 (accurate enough for the forward pass); no effect here.
     """
-    product_MN = (left.values_RK.float() * left.inverse_1) @ (right.values_RK.float() * right.inverse_1).t()
+    left_MK, right_NK = (
+        factor.values_RK.float() * _spread(factor.inverse, factor.blocks, factor.values_RK) for factor in (left, right)
+    )
+    product_MN = left_MK @ right_NK.t()
     if bias_N is not None:
         product_MN += bias_N
     if out is None:

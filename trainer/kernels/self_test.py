@@ -17,8 +17,10 @@ from torch import Tensor
 
 from trainer.kernels import plain, scan
 from trainer.kernels.float8 import (
+    BLOCK,
     E4M3,
     E5M2,
+    Float8,
     Operand,
     Scaling,
     float8_product,
@@ -160,9 +162,16 @@ EXAMPLES: dict[str, Callable[[Any, Callable[..., Tensor], torch.dtype], Results]
 }
 
 
-def float8_differences(quantize: Callable[..., Any], product: Callable[..., Tensor], *, device: torch.device) -> str:
-    """How FP8 rounding and products differ from the plain ones; empty: no difference."""
-    return _float8_differences(_float8, (quantize, product), (float8_quantize, float8_product), device)
+def float8_differences(
+    quantize: Callable[..., Any], product: Callable[..., Tensor], *, device: torch.device, blocks: bool = False
+) -> str:
+    """How FP8 rounding and products differ from the plain ones; empty: no difference.
+
+    Args:
+        blocks: whether blocks have scales of their own.
+    """
+    examples = _float8_blocks if blocks else _float8
+    return _float8_differences(examples, (quantize, product), (float8_quantize, float8_product), device)
 
 
 def float8_rows_differences(
@@ -204,15 +213,39 @@ def _float8(quantize: Callable[..., Any], product: Callable[..., Tensor], draw: 
     w8 = quantize(weight, E4M3, scaling=Scaling(None, largest), columns=True)
     g8 = quantize(dy, E5M2, scaling=Scaling(None, None), columns=True)
     yield "a largest value", largest
-    for rounded in (x8, w8, g8):
-        yield "a rounded value", rounded.rows_RC.float()
-        yield "a transposed value", rounded.columns_CR.float()
-        yield "a scale", rounded.inverse_1
-    rows = [Operand(r.rows_RC, r.inverse_1) for r in (x8, w8, g8)]
-    columns = [Operand(r.columns_CR, r.inverse_1) for r in (x8, w8, g8)]
-    yield "the product", product(rows[0], rows[1], dtype=torch.bfloat16, bias_N=draw(96), fast=True)
-    yield "the input's gradient", product(rows[2], columns[1], dtype=torch.bfloat16)
-    main = draw(96, 128).float()
-    yield "the weight's gradient", product(columns[2], columns[0], dtype=torch.float32, out=main, add=True).clone()
+    yield from _float8_results(product, (x8, w8, g8), draw)
+    yield from (("a scale", rounded.rows.inverse) for rounded in (x8, w8, g8))
+
+
+def _float8_blocks(
+    quantize: Callable[..., Any], product: Callable[..., Tensor], draw: Callable[..., Tensor]
+) -> Results:
+    x, dy, weight = draw(2 * BLOCK, 3 * BLOCK), draw(2 * BLOCK, BLOCK), draw(BLOCK, 3 * BLOCK)
+    uneven = torch.logspace(-6, 6, 3 * BLOCK, device=x.device)  # so that a wrong scale is far off
+    x8 = quantize(x * uneven, E4M3, scaling=Scaling(None, None, "rows"), columns=True)
+    w8 = quantize(weight * uneven.flip(0), E4M3, scaling=Scaling(None, None, "squares"), columns=True)
+    for dtype in (E4M3, E5M2):
+        g8 = quantize(dy, dtype, scaling=Scaling(None, None, "rows"), columns=True)
+        yield from _float8_results(product, (x8, w8, g8), draw)
+
+
+def _float8_results(
+    product: Callable[..., Tensor], rounded: tuple[Float8, ...], draw: Callable[..., Tensor]
+) -> Results:
+    """Values of an input, a weight and a gradient, and the products of a layer."""
+    for matrix in rounded:
+        yield "a rounded value", matrix.rows.values_RK.float()
+        yield "a transposed value", _columns(matrix).values_RK.float()
+    x8, w8, g8 = rounded
+    outputs, inputs = w8.rows.values_RK.shape
+    yield "the product", product(x8.rows, w8.rows, dtype=torch.bfloat16, bias_N=draw(outputs), fast=True)
+    yield "the input's gradient", product(g8.rows, _columns(w8), dtype=torch.bfloat16)
+    left, right, main = _columns(g8), _columns(x8), draw(outputs, inputs).float()
+    yield "the weight's gradient", product(left, right, dtype=torch.float32, out=main, add=True).clone()
     main.fill_(torch.nan)
-    yield "the weight's first gradient", product(columns[2], columns[0], dtype=torch.float32, out=main).clone()
+    yield "the weight's first gradient", product(left, right, dtype=torch.float32, out=main).clone()
+
+
+def _columns(matrix: Float8) -> Operand:
+    assert matrix.columns is not None, "requested above"
+    return matrix.columns

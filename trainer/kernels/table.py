@@ -232,10 +232,13 @@ def _refused(group: str, name: str, reason: str) -> UsageError:
     return UsageError(f'kernels.{group}="{name}" cannot be used: {reason}; set kernels.{group}="auto"')
 
 
-def float8_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
+def float8_kernels(device: torch.device, *, blocks: bool = False) -> tuple[Kernel, Kernel]:
     """The kernels for rounding to FP8 and for FP8 products: Transformer Engine's on a GPU, otherwise the plain ones.
 
     A rehearsal's tensors are on "meta", where the plain ones compute shapes.
+
+    Args:
+        blocks: whether blocks have scales of their own.
 
     Raises:
         UsageError: the GPU has no FP8, or the library is missing or computes something else.
@@ -243,7 +246,8 @@ def float8_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
     if device.type != "cuda":
         return float8.float8_quantize, float8.float8_product
     kernels = transformer_engine.float8_quantize, transformer_engine.float8_product
-    if reason := transformer_engine.float8_missing(device) or float8_differences(*kernels, device=device):
+    missing = transformer_engine.float8_missing(device)
+    if reason := missing or float8_differences(*kernels, device=device, blocks=blocks):
         raise UsageError(
             f"precision.fp8 needs {transformer_engine.NAME} and a GPU with FP8, but {reason}; "
             f'install it ({install_command("gpu")}), or set precision.fp8="none"'

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.kernels.float8 import E4M3, E5M2, Float8, Operand, Scaling
+from trainer.kernels.float8 import E4M3, E5M2, Blocks, Float8, Operand, Scaling
 
 NAME = "Transformer Engine"
 
@@ -105,6 +105,8 @@ def float8_quantize(x_RC: Tensor, dtype: torch.dtype, *, scaling: Scaling, colum
     """See float8.float8_quantize; with a given scale one pass over x, otherwise two."""
     library = _library()
     options: dict[str, Any] = {"rowwise": True, "columnwise": columns}
+    if scaling.blocks != "none":
+        return _in_blocks(x_RC, dtype, scaling.blocks, options)
     if scaling.scale_1 is None:
         quantizer = library.current(library.dtypes[dtype], x_RC.device, **options)
     else:
@@ -114,8 +116,23 @@ def float8_quantize(x_RC: Tensor, dtype: torch.dtype, *, scaling: Scaling, colum
     made = quantizer(x_RC)
     if scaling.scale_1 is None and scaling.largest_1 is not None:
         torch.maximum(scaling.largest_1, quantizer.amax, out=scaling.largest_1)
-    columns_CR = made._transpose.view(dtype) if columns else None
-    return Float8(made._data.view(dtype), columns_CR, made._scale_inv)
+    rows = Operand(made._data.view(dtype), made._scale_inv)
+    return Float8(rows, Operand(made._transpose.view(dtype), made._scale_inv) if columns else None)
+
+
+def _in_blocks(x_RC: Tensor, dtype: torch.dtype, blocks: Blocks, options: dict[str, Any]) -> Float8:
+    """Its transpose is rounded from x too, and both have scales in the order that cuBLAS reads."""
+    from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockQuantizer
+
+    quantizer = Float8BlockQuantizer(
+        _library().dtypes[dtype], block_scaling_dim=2 if blocks == "squares" else 1, **options
+    )
+    quantizer.internal = True
+    made = quantizer(x_RC)
+    rows = Operand(made._rowwise_data.view(dtype), made._rowwise_scale_inv, blocks)
+    if made._columnwise_data is None:
+        return Float8(rows, None)
+    return Float8(rows, Operand(made._columnwise_data.view(dtype), made._columnwise_scale_inv, blocks))
 
 
 def float8_product(
@@ -144,9 +161,20 @@ def float8_product(
 
 
 def _stored(factor: Operand, library: _Library) -> Any:
-    values = factor.values_RK
-    return library.storage(
-        data=values.view(torch.uint8), fp8_scale_inv=factor.inverse_1, fp8_dtype=library.dtypes[values.dtype]
+    data, dtype = factor.values_RK.view(torch.uint8), library.dtypes[factor.values_RK.dtype]
+    if factor.blocks == "none":
+        return library.storage(data=data, fp8_scale_inv=factor.inverse, fp8_dtype=dtype)
+    from transformer_engine.pytorch.tensor.storage.float8_blockwise_tensor_storage import Float8BlockwiseQTensorStorage
+
+    return Float8BlockwiseQTensorStorage(
+        rowwise_data=data,
+        rowwise_scale_inv=factor.inverse,
+        columnwise_data=None,
+        columnwise_scale_inv=None,
+        fp8_dtype=dtype,
+        quantizer=None,
+        is_2D_scaled=factor.blocks == "squares",
+        data_format=library.extension.Float8BlockScaleTensorFormat.GEMM_READY,
     )
 
 

@@ -4,7 +4,7 @@ Delayed scaling computes them from the largest values of the last steps. Within 
 values only rise: recomputed layers get the same bits and change nothing, and an evaluation, which only raises those of
 weights, has no effect. `update` ends a step; a skipped step leaves the history unchanged. All ranks keep the history of
 the whole model, so that a checkpoint of it fits every layout. Without a history, and always with current scaling, each
-matrix is scaled by its own largest value.
+matrix is scaled by its own largest value; blockwise each block is.
 
 Shapes: H steps of history, L linear layers of the whole model, 3 roles.
 """
@@ -30,13 +30,14 @@ class Float8Recipe:
     """How a model is computed in FP8; the terms are those of Transformer Engine.
 
     Args:
-        delayed: whether scales come from earlier steps.
+        delayed: whether scales come from earlier steps. blocks: whether each block has a scale of its own.
         gradients: the format of gradients, E5M2 ("hybrid") or E4M3. history: steps. margin: powers of two below it.
         most_recent: the newest value of the history sets the scale, not the largest.
         input_again: backward rounds a layer's input again, if another layer keeps or recomputes it.
     """
 
     delayed: bool
+    blocks: bool = False
     gradients: torch.dtype = E5M2
     history: int = 16
     most_recent: bool = False
@@ -78,6 +79,8 @@ class Float8Scaling:
 
     def scaling(self, row: int, role: Role, *, record: bool) -> Scaling:
         """The scaling of one matrix; `record`: update this step's largest value."""
+        if self.recipe.blocks:
+            return Scaling(None, None, "squares" if role == "weight" else "rows")
         if not self.recipe.delayed:
             return Scaling(None, None)
         at = (row, slice(ROLES.index(role), ROLES.index(role) + 1))
@@ -160,9 +163,8 @@ class LayerScaling:
             if kept is None:
                 self._kept = kept = rounded
             elif rounded is not kept:
-                for old, new in zip(kept, rounded, strict=True):
-                    if old is not None and new is not None:
-                        old.copy_(new)
+                for old, new in zip(kept.tensors(), rounded.tensors(), strict=True):
+                    old.copy_(new)
             self._weight = version, kept
 
     def _quantize(self, x: Tensor, role: Role, *, record: bool, columns: bool) -> Float8:

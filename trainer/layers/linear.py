@@ -238,15 +238,11 @@ class _Float8Linear(torch.autograd.Function):
         whole_NI = parallel.gather(x_NI) if column else x_NI
         x8, w8 = scaling.input(whole_NI, record=record, columns=not (again or frozen)), scaling.weight(weight_OI)
         alone = column or parallel.tp.size == 1
-        y_NO = product(
-            Operand(x8.rows_RC, x8.inverse_1),
-            Operand(w8.rows_RC, w8.inverse_1),
-            dtype=x_NI.dtype,
-            bias_N=bias_O if alone else None,
-            fast=True,
-        )
-        kept = (None, None) if frozen else (x_NI, None) if again else (x8.columns_CR, x8.inverse_1)
-        ctx.save_for_backward(*kept, w8.columns_CR, w8.inverse_1)
+        y_NO = product(x8.rows, w8.rows, dtype=x_NI.dtype, bias_N=bias_O if alone else None, fast=True)
+        assert w8.columns is not None, "a weight is rounded with its transpose"
+        kept = (None, None) if frozen else (x_NI, None) if x8.columns is None else x8.columns[:2]
+        ctx.save_for_backward(*kept, *w8.columns[:2])
+        ctx.blocks = x8.rows.blocks, w8.rows.blocks
         ctx.options, ctx.bias, ctx.dtype = options, bias_O is not None, weight_OI.dtype
         if alone:
             return y_NO
@@ -255,23 +251,22 @@ class _Float8Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
-        kept, kept_inverse_1, columns_IO, inverse_1 = ctx.saved_tensors
-        main, parallel, column, scaling, _ = ctx.options
+        kept, kept_inverse, columns_IO, inverse = ctx.saved_tensors
+        (x_blocks, weight_blocks), (main, parallel, column, scaling, _) = ctx.blocks, ctx.options
         product, frozen = scaling.model.kernels.product, "weight" in main.frozen
-        again = kept_inverse_1 is None and not frozen
+        again = kept_inverse is None and not frozen
         gathered = parallel.start_gather(kept) if again and column else None
         dbias = add_bias_gradient(main, dy_NO) if ctx.bias else None
         g8 = scaling.gradient(dy_NO if column else parallel.gather(dy_NO), columns=not frozen)
-        dx_NI = product(Operand(g8.rows_RC, g8.inverse_1), Operand(columns_IO, inverse_1), dtype=dy_NO.dtype)
+        dx_NI = product(g8.rows, Operand(columns_IO, inverse, weight_blocks), dtype=dy_NO.dtype)
         pending = parallel.start_reduce(dx_NI) if column else None
-        if again:
-            whole_NI = kept if gathered is None else gathered.wait()
-            x8 = scaling.input(whole_NI, record=False, columns=True)
-            kept, kept_inverse_1 = x8.columns_CR, x8.inverse_1
         dweight = None
         if not frozen:
-            left, right = Operand(g8.columns_CR, g8.inverse_1), Operand(kept, kept_inverse_1)
-            dweight = _weight_gradient(main, product, left=left, right=right, dtype=ctx.dtype)
+            right = Operand(kept, kept_inverse, x_blocks)
+            if again:
+                whole_NI = kept if gathered is None else gathered.wait()
+                right = scaling.input(whole_NI, record=False, columns=True).columns
+            dweight = _weight_gradient(main, product, left=g8.columns, right=right, dtype=ctx.dtype)
         return dx_NI if pending is None else pending.wait(), dweight, dbias, None
 
 

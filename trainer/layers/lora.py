@@ -111,9 +111,9 @@ class _Adapted(torch.autograd.Function):
                 y_NO.copy_(y_NO.new_zeros(()) if first_O is None else first_O)
         else:
             x8, w8 = float8.input(whole_NI, record=record, columns=False), float8.weight(weight_OI)
-            left, right = Operand(x8.rows_RC, x8.inverse_1), Operand(w8.rows_RC, w8.inverse_1)
-            y_NO = float8.model.kernels.product(left, right, dtype=x_NI.dtype, bias_N=first_O, fast=True)
-            kept, begun = (w8.columns_CR, w8.inverse_1), True
+            y_NO = float8.model.kernels.product(x8.rows, w8.rows, dtype=x_NI.dtype, bias_N=first_O, fast=True)
+            assert w8.columns is not None, "a weight is rounded with its transpose"
+            kept, begun, ctx.blocks = w8.columns[:2], True, w8.columns.blocks
         for outputs, rows, ranks in parts:
             y_NP = y_NO[:, outputs]
             torch.addmm(y_NP, u_NR[:, ranks], b_PR[rows].t(), beta=int(begun), out=y_NP)
@@ -128,7 +128,7 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, weight, inverse_1, a_RI, b_PR, u_NR = ctx.saved_tensors
+        x_NI, weight, inverse, a_RI, b_PR, u_NR = ctx.saved_tensors
         (parts, scale), main, parallel, column, float8, _ = ctx.options
         gathered = parallel.start_gather(x_NI) if column else None
         dbias = add_bias_gradient(main, dy_NO) if ctx.bias else None
@@ -142,8 +142,8 @@ class _Adapted(torch.autograd.Function):
             dx_NI = (du_NR @ a_RI).addmm_(dy_NO, weight)
         else:
             g8 = float8.gradient(dy_NO, columns=False)
-            left, right = Operand(g8.rows_RC, g8.inverse_1), Operand(weight, inverse_1)
-            dx_NI = float8.model.kernels.product(left, right, dtype=dy_NO.dtype).addmm_(du_NR, a_RI)
+            columns = Operand(weight, inverse, ctx.blocks)
+            dx_NI = float8.model.kernels.product(g8.rows, columns, dtype=dy_NO.dtype).addmm_(du_NR, a_RI)
         pending = parallel.start_reduce(dx_NI) if column else None
         if gathered is not None:
             x_NI = gathered.wait()

@@ -231,7 +231,7 @@ _TABLE = """
 --loss-scale-window | float | 1000 | precision.loss_scale_window |
 --hysteresis | int | 2 | precision.loss_scale_hysteresis |
 --fp8-format | text | | precision.fp8_format | hybrid or e4m3
---fp8-recipe | text | delayed | precision.fp8 | delayed, or tensorwise: current
+--fp8-recipe | text | delayed | precision.fp8 | delayed, blockwise, or tensorwise: current
 --fp8-amax-history-len | int | 1 | precision.fp8_amax_history_len | with --fp8-recipe delayed, like the next two
 --fp8-amax-compute-algo | text | most_recent | precision.fp8_amax_compute | max or most_recent
 --fp8-margin | int | 0 | precision.fp8_margin |

@@ -556,11 +556,11 @@ def _precision(a: Given) -> Iterator[Setting | Refusal]:
 def _fp8(a: Given) -> Iterator[Setting | Refusal]:
     if a["--fp8-format"] is None:
         return
-    recipes = {"delayed": "delayed", "tensorwise": "current"}
+    recipes = {"delayed": "delayed", "tensorwise": "current", "blockwise": "blockwise"}
     if a["--fp8-format"] not in ("hybrid", "e4m3"):
         yield Refusal("--fp8-format", "hybrid and e4m3 are supported")
     elif a["--fp8-recipe"] not in recipes:
-        yield Refusal("--fp8-recipe", "delayed and tensorwise are supported")
+        yield Refusal("--fp8-recipe", "delayed, tensorwise and blockwise are supported")
     else:
         yield Setting("precision.fp8", recipes[a["--fp8-recipe"]], ("--fp8-format", "--fp8-recipe"))
         yield Setting("precision.fp8_format", a["--fp8-format"], ("--fp8-format",), "hybrid")

@@ -35,8 +35,9 @@ def use_float8(
     if config.precision.fp8 == "none":
         return None
     inside = config.precision.float8_blocks(num_layers)
-    kernels = Float8Kernels(*float8_kernels(device))
-    scaling = Float8Scaling(tuple(_linears(whole, inside)), recipe_of(config), kernels=kernels, device=device)
+    recipe = recipe_of(config)
+    kernels = Float8Kernels(*float8_kernels(device, blocks=recipe.blocks))
+    scaling = Float8Scaling(tuple(_linears(whole, inside)), recipe, kernels=kernels, device=device)
     for name, layer in _linears(model, inside).items():
         layer.float8 = scaling.of(name)
     return scaling
@@ -57,6 +58,7 @@ def recipe_of(config: RunConfig) -> Float8Recipe:
     precision = config.precision
     return Float8Recipe(
         delayed=precision.fp8 == "delayed",
+        blocks=precision.fp8 == "blockwise",
         gradients=E5M2 if precision.fp8_format == "hybrid" else E4M3,
         history=precision.fp8_amax_history_len,
         most_recent=precision.fp8_amax_compute == "most_recent",

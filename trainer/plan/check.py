@@ -688,6 +688,7 @@ def optimizer_problems(optimizer: OptimizerSection, precision: PrecisionSection)
 
 
 MULTIPLE = 16  # of every dimension of a product of FP8 matrices: required by cuBLAS
+BLOCK = 128  # the same where blocks of so many values have scales: no block is then shared by two ranks
 DELAYED_KEYS = ("fp8_amax_history_len", "fp8_amax_compute", "fp8_margin")
 FP8_KEYS = ("fp8_format", "fp8_first_last_bf16", *DELAYED_KEYS)
 
@@ -695,7 +696,7 @@ FP8_KEYS = ("fp8_format", "fp8_first_last_bf16", *DELAYED_KEYS)
 def precision_problems(config: RunConfig) -> Iterator[str]:
     """One line for each setting of [precision] that conflicts with others, the model or the batch."""
     precision, default = config.precision, PrecisionSection()
-    idle = FP8_KEYS if precision.fp8 == "none" else DELAYED_KEYS if precision.fp8 == "current" else ()
+    idle = FP8_KEYS if precision.fp8 == "none" else DELAYED_KEYS if precision.fp8 != "delayed" else ()
     for key in idle:
         if (value := getattr(precision, key)) != getattr(default, key):
             yield (
@@ -715,11 +716,13 @@ def precision_problems(config: RunConfig) -> Iterator[str]:
             f"precision.fp8_first_last_bf16={precision.fp8_first_last_bf16} at both ends leaves no layer of "
             f'model.num_layers={config.model.num_layers} in FP8; lower it, or set precision.fp8="none"'
         )
+    blocks = precision.fp8 == "blockwise"
+    multiple, others = (BLOCK, "another precision.fp8") if blocks else (MULTIPLE, 'precision.fp8="none"')
     for setting, size in family_of(config).float8_sizes(config).items():
-        if size % MULTIPLE:
+        if size % multiple:
             yield (
-                f"{setting} is {size}, but FP8 matrices must have multiples of {MULTIPLE} rows and columns; "
-                f'choose {round_up(size, MULTIPLE)}, or set precision.fp8="none"'
+                f"{setting} is {size}, but FP8 matrices must have multiples of {multiple} rows and columns"
+                f"{' with scales of blocks' * blocks}; choose {round_up(size, multiple)}, or set {others}"
             )
 
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.kernels.float8 import (
+    BLOCK,
     E4M3,
     E5M2,
     LARGEST,
-    Operand,
     Scaling,
     float8_product,
     float8_quantize,
@@ -20,7 +20,7 @@ from trainer.kernels.float8 import (
     scale_for,
     scaled_mm_rows_product,
 )
-from trainer.kernels.self_test import float8_rows_differences
+from trainer.kernels.self_test import float8_differences, float8_rows_differences
 
 FORMATS = st.sampled_from((E4M3, E5M2))
 MANTISSA = {E4M3: 3, E5M2: 2}
@@ -48,18 +48,19 @@ def test_a_value_becomes_the_nearest_one_of_its_format(values, dtype, power):
     scale = torch.tensor([2.0**power])
     x = torch.tensor([values])
     got = float8_quantize(x, dtype, scaling=Scaling(scale, None), columns=True)
-    assert got.rows_RC.float().tolist()[0] == [_rounded(v * 2.0**power, dtype) for v in x.tolist()[0]]
-    assert got.inverse_1.item() == 2.0**-power
-    assert got.columns_CR is not None and torch.equal(got.columns_CR.float(), got.rows_RC.float().t())
+    assert got.rows.values_RK.float().tolist()[0] == [_rounded(v * 2.0**power, dtype) for v in x.tolist()[0]]
+    assert got.rows.inverse.item() == 2.0**-power
+    assert got.columns is not None and got.columns.inverse is got.rows.inverse
+    assert torch.equal(got.columns.values_RK.float(), got.rows.values_RK.float().t())
 
 
 @given(st.integers(0, 1000), FORMATS, st.floats(1e-6, 1e6))
 def test_a_matrix_scaled_by_its_own_largest_value_fills_the_format(seed, dtype, size):
     x = _draw(seed, 8, 16) * size
     got = float8_quantize(x, dtype, scaling=NONE, columns=False)
-    assert got.columns_CR is None
-    assert got.rows_RC.float().abs().max() == LARGEST[dtype]
-    error = (got.rows_RC.float() * got.inverse_1 - x).norm() / x.norm()
+    assert got.columns is None
+    assert got.rows.values_RK.float().abs().max() == LARGEST[dtype]
+    error = (got.rows.values_RK.float() * got.rows.inverse - x).norm() / x.norm()
     assert error < 2.0 ** -(MANTISSA[dtype] + 1)
 
 
@@ -85,8 +86,8 @@ def test_a_margin_leaves_room():
 def test_a_product_is_that_of_what_was_rounded(seed):
     a, b = (float8_quantize(_draw(seed + i, n, 32), E4M3, scaling=NONE, columns=False) for i, n in ((0, 16), (1, 48)))
     bias, out = _draw(seed + 2, 48), _draw(seed + 3, 16, 48)
-    left, right = (Operand(m.rows_RC, m.inverse_1) for m in (a, b))
-    exact = (a.rows_RC.double() * a.inverse_1) @ (b.rows_RC.double() * b.inverse_1).t()
+    left, right = a.rows, b.rows
+    exact = (left.values_RK.double() * left.inverse) @ (right.values_RK.double() * right.inverse).t()
     torch.testing.assert_close(float8_product(left, right, dtype=torch.float64), exact, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
         float8_product(left, right, dtype=torch.float32, bias_N=bias), (exact + bias).float(), rtol=1e-5, atol=1e-5
@@ -98,14 +99,66 @@ def test_a_product_is_that_of_what_was_rounded(seed):
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
 
 
+def _in_blocks(x: torch.Tensor, dtype: torch.dtype, height: int) -> torch.Tensor:
+    """What a matrix is after rounding with the largest power of two for each block that cuts nothing, in fp64."""
+    made = torch.zeros(x.shape, dtype=torch.float64)
+    for top in range(0, x.shape[0], height):
+        for left in range(0, x.shape[1], BLOCK):
+            block = x[top : top + height, left : left + BLOCK]
+            largest = float(block.abs().max())
+            scale = 1.0
+            while largest and largest * scale * 2 <= LARGEST[dtype]:
+                scale *= 2
+            while largest * scale > LARGEST[dtype]:
+                scale /= 2
+            rounded = [[_rounded(value * scale, dtype) / scale for value in row] for row in block.tolist()]
+            made[top : top + height, left : left + BLOCK] = torch.tensor(rounded, dtype=torch.float64)
+    return made
+
+
+@pytest.mark.parametrize(("blocks", "height"), [("rows", 1), ("squares", BLOCK)])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_each_block_is_scaled_by_its_own_largest_value(blocks, height, dtype):
+    """Also blocks that are cut by the end of the matrix, blocks of zeros, and those of the transpose."""
+    x = _draw(6, 130, 2 * BLOCK + 3) * torch.logspace(-4, 4, 2 * BLOCK + 3)
+    x[:, BLOCK : 2 * BLOCK] *= torch.arange(130).ge(128).unsqueeze(1)  # zeros in the middle of the first rows
+    got = float8_quantize(x, dtype, scaling=Scaling(None, None, blocks), columns=True)
+    one = torch.eye(x.shape[1])
+    whole = float8_quantize(one, E4M3, scaling=NONE, columns=False).rows
+    for operand, matrix in ((got.rows, x), (got.columns, x.t())):
+        unit = whole if matrix is x else float8_quantize(torch.eye(len(x)), E4M3, scaling=NONE, columns=False).rows
+        assert operand is not None and operand.blocks == blocks
+        values = float8_product(operand, unit, dtype=torch.float64)
+        assert torch.equal(values, _in_blocks(matrix, dtype, height))
+
+
+@given(st.integers(0, 100))
+def test_a_product_of_blocks_is_that_of_what_was_rounded(seed):
+    x, w = _draw(seed, 5, 300), _draw(seed + 1, 140, 300)
+    left = float8_quantize(x, E4M3, scaling=Scaling(None, None, "rows"), columns=False).rows
+    right = float8_quantize(w, E4M3, scaling=Scaling(None, None, "squares"), columns=False).rows
+    exact = _in_blocks(x, E4M3, 1) @ _in_blocks(w, E4M3, BLOCK).t()
+    torch.testing.assert_close(float8_product(left, right, dtype=torch.float64), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_the_trial_of_blocks_sees_a_scale_of_another_block():
+    def shifted(x, dtype, *, scaling, columns):
+        made = float8_quantize(x, dtype, scaling=scaling, columns=columns)
+        return made._replace(rows=made.rows._replace(inverse=made.rows.inverse.roll(1, 1)))
+
+    cpu = torch.device("cpu")
+    assert not float8_differences(float8_quantize, float8_product, device=cpu, blocks=True)
+    assert "the product" in float8_differences(shifted, float8_product, device=cpu, blocks=True)
+
+
 def test_rows_are_scaled_by_their_own_largest_values():
     x = _draw(5, 4, 32) * torch.tensor([[1e-3], [1.0], [0.0], [1e4]])
     rows = float8_rows(x)
     assert rows.values_RC.float().abs().amax(-1).tolist() == [448.0, 448.0, 0.0, 448.0]
     for row in (0, 1, 3):
         one = float8_quantize(x[row : row + 1], E4M3, scaling=NONE, columns=False)
-        assert torch.equal(rows.values_RC[row].float(), one.rows_RC[0].float())
-        assert rows.inverse_R1[row] == one.inverse_1
+        assert torch.equal(rows.values_RC[row].float(), one.rows.values_RK[0].float())
+        assert rows.inverse_R1[row] == one.rows.inverse
     half = float8_rows(x[:, :16], x.abs().amax(-1, keepdim=True))
     assert torch.equal(half.values_RC.float(), rows.values_RC[:, :16].float())
 

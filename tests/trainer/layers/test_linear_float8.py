@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import GLOBAL_BATCH, SEQUENCE, layouts, microbatches, save_engine, small_config
 from trainer.config.sections import MeshSection, PrecisionSection, RecomputeSection, TrainSection
 from trainer.kernels.float8 import (
+    BLOCK,
     E4M3,
     E5M2,
     LARGEST,
@@ -78,6 +80,22 @@ def test_a_layer_computes_with_the_rounded_matrices_and_adds_in_fp32(column, aga
     assert (got - expected).abs().max() / expected.abs().max() < 1e-6
 
 
+def test_blocks_of_a_large_value_do_not_round_the_others_to_zero():
+    """One scale for a matrix loses what is 2^-18 of its largest value; a block of its own keeps it."""
+    x, errors = _draw(0, TOKENS, 2 * BLOCK), {}
+    x[:, BLOCK:] *= 2.0**-18
+    for blocks in (False, True):
+        scaling = _scaling(delayed=False, blocks=blocks)
+        layer = Linear(2 * BLOCK, WIDTH, parallel=ALONE, bias=False, column=True).bfloat16()
+        layer.weight.data.copy_(_draw(1, WIDTH, 2 * BLOCK))
+        layer.weight.data[:, :BLOCK] = 0
+        layer.float8 = scaling.of("a")
+        with torch.no_grad():
+            exact = x.double() @ layer.weight.double().t()
+            errors[blocks] = float((layer(x).double() - exact).norm() / exact.norm())
+    assert errors[True] < 0.05 < 0.5 < errors[False]
+
+
 def test_a_layer_without_main_gradients_gives_ordinary_ones():
     layer = _layer(_scaling(delayed=False))
     layer.main_gradients.tensors.clear()
@@ -104,9 +122,10 @@ def test_a_weight_is_rounded_once_for_all_microbatches_of_a_step():
     assert rounded.count(tuple(layer.weight.shape)) == 2 and len(rounded) == 2 + 2 * 2 * 3
 
 
-def test_a_kept_weight_is_rounded_anew_at_the_same_address():
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_kept_weight_is_rounded_anew_at_the_same_address(blocks):
     """CUDA graphs read it there, whoever rounded it first."""
-    scaling, weight_OI = _scaling(delayed=False), torch.rand(32, 16)
+    scaling, weight_OI = _scaling(delayed=False, blocks=blocks), torch.rand(32, 16)
     layer = scaling.of("a")
     for kept_first in (True, False):
         weight_OI += 1
@@ -116,8 +135,9 @@ def test_a_kept_weight_is_rounded_anew_at_the_same_address():
         kept = layer.weight(weight_OI)
         expected = float8_quantize(weight_OI, E4M3, scaling=scaling.scaling(0, "weight", record=False), columns=True)
         assert rounded is not kept
-        assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(kept, expected, strict=True))
-        addresses = [x.data_ptr() for x in kept]
+        pairs = zip(kept.tensors(), expected.tensors(), strict=True)
+        assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+        addresses = [x.data_ptr() for x in kept.tensors()]
         if kept_first:
             before = addresses
     assert addresses == before
@@ -165,50 +185,69 @@ def test_a_history_is_cut_filled_up_and_begun_anew():
     assert longer.scaling(1, "input", record=False).scale_1 is None
 
 
-def _config(fp8: str = "delayed", *, tp: int = 1, sequence_parallel: bool = False, **recompute: Any) -> Any:
-    return small_config(
+def _config(
+    fp8: str = "delayed", *, wide: bool = False, tp: int = 1, sequence_parallel: bool = False, **recompute: Any
+) -> Any:
+    """`wide`: with sizes that are multiples of a block on each of two ranks."""
+    rows, batch = (BLOCK // SEQUENCE, 2 * BLOCK // SEQUENCE) if wide else (1, GLOBAL_BATCH)
+    config = small_config(
         "llama",
         precision=PrecisionSection(dtype="bf16", fp8=fp8),  # type: ignore[arg-type]
         mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel),
-        train=TrainSection(sequence_length=SEQUENCE, global_batch=GLOBAL_BATCH, micro_batch=1, steps=20),
+        train=TrainSection(sequence_length=SEQUENCE, global_batch=batch, micro_batch=rows, steps=20),
         recompute=RecomputeSection(**recompute),
     )
+    if not wide:
+        return config
+    sizes = {"hidden_size": 2 * BLOCK, "num_heads": 4, "num_kv_heads": 4, "head_dim": 64, "ffn_hidden_size": 2 * BLOCK}
+    model, optimizer = dataclasses.replace(config.model, **sizes), dataclasses.replace(config.optimizer, lr=1e-3)
+    return dataclasses.replace(config, model=model, optimizer=optimizer)
 
 
 def _trained(context: Any, config: Any, steps: int, evaluations: bool = False) -> tuple[list[float], list[float], Any]:
     """(losses, weights, history) of some steps, with evaluations between them or not."""
     engine, losses = layouts(context, config), []
     for step in range(steps):
-        losses.append(engine.step(microbatches(engine, step), 1e-2).read().loss)
+        losses.append(engine.step(microbatches(engine, step), config.optimizer.lr).read().loss)
         if evaluations:  # of other texts, before and after the weights are rounded anew
             engine.evaluate(microbatches(engine, 100 + step))
     return losses, engine.optimizer.state["weight"].tolist(), engine.float8 and engine.float8.to_numbers()
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("wide", "change"),
     [
-        {"evaluations": True},
-        {"mode": "selective"},
-        {"mode": "full", "layers": 1},
-        {"mode": "full", "layers": 2},
+        pytest.param(False, {"evaluations": True}, id="evaluation"),
+        pytest.param(False, {"mode": "selective"}, id="selective"),
+        pytest.param(False, {"mode": "full", "layers": 1}, id="full of 1"),
+        pytest.param(False, {"mode": "full", "layers": 2}, id="full of 2"),
+        pytest.param(True, {"mode": "selective"}, id="selective, blockwise"),
     ],
-    ids=["evaluation", "selective", "full of 1", "full of 2"],
 )
-def test_recomputing_and_evaluating_change_no_bit(change):
+def test_recomputing_and_evaluating_change_no_bit(wide, change):
     """Trap 13: both pass through the layers once more; neither may move what the scales are made of."""
     recompute = {key: value for key, value in change.items() if key != "evaluations"}
-    expected = run_ranks(_trained, 1, _config(), 3)[0]
-    got = run_ranks(_trained, 1, _config(**recompute), 3, bool(change.get("evaluations")))[0]
+    config = functools.partial(_config, "blockwise" if wide else "delayed", wide=wide)
+    expected = run_ranks(_trained, 1, config(), 3)[0]
+    got = run_ranks(_trained, 1, config(**recompute), 3, bool(change.get("evaluations")))[0]
     assert got == expected
 
 
 def test_training_in_fp8_follows_training_in_bf16():
-    exact = np.array(run_ranks(_trained, 1, _config("none"), 6)[0][0])
-    for fp8 in ("delayed", "current"):
-        losses, _, history = run_ranks(_trained, 1, _config(fp8), 6)[0]
-        assert np.abs(losses - exact).max() < 0.05
-        assert bool(history) == (fp8 == "delayed")
+    for wide, ways in ((False, ("delayed", "current")), (True, ("blockwise",))):
+        exact = np.array(run_ranks(_trained, 1, _config("none", wide=wide), 6)[0][0])
+        for fp8 in ways:
+            losses, _, history = run_ranks(_trained, 1, _config(fp8, wide=wide), 6)[0]
+            assert np.abs(losses - exact).max() < 0.05
+            assert bool(history) == (fp8 == "delayed")
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_blocks_are_the_same_on_two_ranks(sequence_parallel):
+    """No block is cut by tensor parallelism, so losses are those of one rank up to roundings."""
+    alone = run_ranks(_trained, 1, _config("blockwise", wide=True), 4)[0]
+    both = run_ranks(_trained, 2, _config("blockwise", wide=True, tp=2, sequence_parallel=sequence_parallel), 4)
+    assert np.abs(np.array(both[0][0]) - alone[0]).max() < 0.05
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

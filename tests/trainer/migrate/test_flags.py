@@ -287,6 +287,7 @@ EXAMPLES = f"""
 --hysteresis | {FP16} | 1 | 1
 --fp8-format | --bf16 | e4m3 | "e4m3"
 --fp8-recipe | {FP8} | tensorwise | "current"
+--fp8-recipe | {FP8} | blockwise | "blockwise"
 --fp8-amax-history-len | {FP8} | 1024 | 1024
 --fp8-amax-compute-algo | {FP8} | max | "max"
 --fp8-margin | {FP8} | 3 | 3

@@ -390,6 +390,16 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             'choose 48, or set precision.fp8="none"',
         ),
         (
+            {
+                "precision": {"dtype": "bf16", "fp8": "blockwise"},
+                "model": {"ffn_hidden_size": 192, "hidden_size": 256, "head_dim": 128},
+                "train": {"micro_batch": 4},
+            },
+            2,
+            "model.ffn_hidden_size / mesh.tp is 96, but FP8 matrices must have multiples of 128 rows and columns with "
+            "scales of blocks; choose 128, or set another precision.fp8",
+        ),
+        (
             {"kernels": {"optimizer": "apex"}, "optimizer": {"name": "sgd"}},
             2,
             'kernels.optimizer="apex" supports only optimizer.name="adamw", not "sgd"; set kernels.optimizer="auto"',
