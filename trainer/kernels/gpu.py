@@ -1,7 +1,8 @@
 """Attention on a GPU in cases that PyTorch's fused kernels for whole causal rows do not cover.
 
 Documents inside rows, padded rows, and prompts of several lengths, use variable-length flash attention if the dtype
-allows; biases of relative positions use PyTorch's memory-efficient attention, the only one whose masks have gradients;
+allows; biases of relative positions use kernels of ours (biased_attention.py), or PyTorch's memory-efficient attention,
+the only one whose masks have gradients;
 everything else uses FlexAttention, compiled once for each set of options (Dong et al. 2024). Dropout of weights is left
 to the plain implementation, which holds all scores. Each function has the signature of its plain twin.
 """
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.kernels import plain
+from trainer.kernels import biased_attention, plain
 from trainer.kernels.plain import DocumentBounds, ScoreTensors
 from trainer.kernels.scores import ScoreShape
 from trainer.kernels.self_test import refusals
@@ -142,6 +143,8 @@ def scored_attention(
     """See plain.scored_attention."""
     if tensors.mask_BHST is not None and q_BSHK.shape[2] == k_BTGK.shape[2]:
         return _masked_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors)
+    if biased_attention.takes(q_BSHK, k_BTGK, tensors):
+        return biased_attention.biased_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors)
     if tensors.keep_BHST is not None or tensors.bias_HST is not None:
         return plain.scored_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors)
     if scores.operation(documents=tensors.document_BS is not None) == "padded_attention" and q_BSHK.dtype in HALF:
@@ -178,9 +181,15 @@ def scored_attention(
     return y_BHSK.transpose(1, 2)
 
 
-def bias_mask(bias_HST: Tensor, scores: ScoreShape, length_B: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """See plain.bias_mask: biases in 16 bits, and -inf where a key is hidden: [B or 1, H, S, T]."""
-    return None if dtype not in HALF or scores.dropout else additive_mask(bias_HST, scores, length_B, dtype)
+def bias_mask(
+    bias_HST: Tensor, scores: ScoreShape, length_B: Tensor | None, dtype: torch.dtype, width: int = 0
+) -> Tensor | None:
+    """See plain.bias_mask: biases in 16 bits, and -inf where a key is hidden: [B or 1, H, S, T].
+
+    None where the kernels of biased_attention.py read the biases themselves.
+    """
+    reads_none = dtype not in HALF or scores.dropout or biased_attention.works(bias_HST.device, dtype, width)
+    return None if reads_none else additive_mask(bias_HST, scores, length_B, dtype)
 
 
 def additive_mask(bias_HST: Tensor, scores: ScoreShape, length_B: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -325,11 +325,13 @@ def scored_attention(
     return y.flatten(2, 3).to(q_BSHK.dtype)
 
 
-def bias_mask(bias_HST: Tensor, scores: ScoreShape, length_B: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def bias_mask(
+    bias_HST: Tensor, scores: ScoreShape, length_B: Tensor | None, dtype: torch.dtype, width: int = 0
+) -> Tensor | None:
     """A constant for all layers with these biases and rows, for a kernel that reads one mask; None: it reads none.
 
     Args:
-        dtype: of queries.
+        dtype: of queries. width: of their heads.
     """
     return None
 

@@ -23,6 +23,7 @@ SDPA = "PyTorch's scaled_dot_product_attention"
 CUDNN = "cuDNN's attention"
 FLEX = "FlexAttention, compiled"
 VARLEN = "PyTorch's variable-length flash attention"
+BIASED = "a Triton kernel that reads the biases"
 PLAIN = "plain PyTorch"
 LIBRARY = "PyTorch's own kernels"
 COMPILED = "torch.compile"
@@ -210,7 +211,9 @@ def attention_choice(
         return Choice("attention", PLAIN, reason, (no_sdpa, (FLEX, "it cannot drop attention weights")))
     if scores.relative and dtype in ("bf16", "fp16"):
         flex = (FLEX, "its gradients of biases differ between runs")
-        return Choice("attention", SDPA, "relative positions, in one mask for all layers", (flex, (PLAIN, ALL_SCORES)))
+        masked = (SDPA, "one mask for all layers; used for heads of other widths, and where the trial fails")
+        reason = "relative positions; tried when a run starts"
+        return Choice("attention", BIASED, reason, (masked, flex, (PLAIN, ALL_SCORES)))
     if scores.relative:
         reason = f"relative positions; {ALL_SCORES} (not in the estimate)"
         return Choice("attention", PLAIN, reason, (no_sdpa, (FLEX, "its gradients of biases differ between runs")))

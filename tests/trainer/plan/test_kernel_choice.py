@@ -10,7 +10,7 @@ import torch
 from mdata import UsageError
 from tests.trainer.plan.test_plan import FACTS, config
 from trainer.config.sections import KernelsSection
-from trainer.kernels import chunk_attention, gpu, plain
+from trainer.kernels import biased_attention, chunk_attention, gpu, plain
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import ScoreShape
 from trainer.kernels.table import GROUPS, LIBRARY, PLAIN, Kernels, choose_kernels
@@ -79,12 +79,19 @@ def test_attention_on_a_gpu_goes_where_the_plan_says(monkeypatch):
     gpu.scored_attention(q, q, q, FORMS["model.attention_dropout"], ScoreTensors(keep_BHST=torch.ones(1, 2, 4, 4) > 0))
     assert used.pop() == _kernel(FORMS["model.attention_dropout"], "gpu", dtype="bf16")
     relative, bias = FORMS['model.position = "relative"'], torch.zeros(2, 4, 4)
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        tensors = ScoreTensors(bias_HST=bias, mask_BHST=gpu.bias_mask(bias, relative, None, dtype))
+    for name, dtype, works in (
+        ("fp32", torch.float32, False),
+        ("bf16", torch.bfloat16, True),
+        ("bf16", torch.bfloat16, False),
+    ):
         with monkeypatch.context() as patch:
+            patch.setattr(biased_attention, "works", lambda *_, works=works: works)
+            patch.setattr(biased_attention, "biased_attention", lambda *_: used.append(kernel_choice.BIASED))
             patch.setattr(gpu, "_masked_attention", lambda *_: used.append(kernel_choice.SDPA))
+            tensors = ScoreTensors(bias_HST=bias, mask_BHST=gpu.bias_mask(bias, relative, None, dtype))
             gpu.scored_attention(q.to(dtype), q.to(dtype), q.to(dtype), relative, tensors)
-        assert used.pop() == _kernel(relative, "gpu", dtype=name), name
+        choice = attention_choice(relative, "gpu", dtype=name)
+        assert used.pop() == (choice.kernel if works or name == "fp32" else choice.others[0][0]), name
     assert _kernel(FORMS["model.window"], "gpu", dtype="bf16") == kernel_choice.FLEX
     monkeypatch.setattr(plain, "padded_attention", lambda *_: used.append(kernel_choice.SDPA))
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):

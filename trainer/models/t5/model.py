@@ -235,7 +235,7 @@ class T5(GPT):
         if not biases:
             return context
         sequences, scores = context.sequences, scores_of(self.shape, stack)
-        mask_BHST = self.kernels.bias_mask(biases[0], scores, sequences.lengths_B, dtype)
+        mask_BHST = self.kernels.bias_mask(biases[0], scores, sequences.lengths_B, dtype, self.shape.head_dim)
         return context._replace(sequences=replace(sequences, mask_BHST=mask_BHST))
 
     def _enter_both(self, batch: Microbatch, rows: _Rows) -> Tensors:
