@@ -56,6 +56,7 @@ ROWS = {  # of one GPU, whose shard is the whole state
     "megatron-fp8": Megatron(fp8="delayed"),
     "megatron-fp8-fused": Megatron(fp8="delayed", optimizer="fused"),
     "megatron-fp8-current": Megatron(fp8="tensorwise"),
+    "megatron-fp8-blocks": Megatron(fp8="blockwise"),
     "megatron-allgather": Megatron(dispatcher="allgather"),
 }
 

@@ -6,15 +6,15 @@
 Shapes mamba2-1.3b and hybrid-8l have mixers: their peers are `mamba-ssm` and `fla` (mamba_peer.py). `ours-mamba-ssm` is
 our step with the peer's scan and convolution, also with `-graphs`, and `ours-plain` our step with the plain ones.
 
-Rows: `ours`, and with `-graphs` recorded as CUDA graphs, with `-fp8` delayed and with `-fp8-current` current scaling;
-`torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and Transformer Engine are
-installed; `nanogpt`, nanoGPT's compiled loop, only where it is named (PYTHONPATH has its folder), for gpt124m and
-gpt124m-one-row, whose kernels are over before the host has launched the next. Each run of a row is a process of its
-own; a table of medians and of our speed over each peer's comes last.
-Our step is the trainer's own (`Engine.step`: forward, backward, norm, clipping, update); only the data is left out,
-seeded random tokens that lie on the device. Time is that of four steps at once, with one wait for the device after
-them: losses are tensors until then, ours are read a step later, as the trainer does it. The first step counts from the
-start of its process: cold in the first round, with the compilers' caches filled after it.
+Rows: `ours`, and with `-graphs` recorded as CUDA graphs, with `-fp8` delayed, `-fp8-current` current and `-fp8-blocks`
+blockwise scaling; `torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and
+Transformer Engine are installed; `nanogpt`, nanoGPT's compiled loop, only where it is named (PYTHONPATH has its
+folder), for gpt124m and gpt124m-one-row, whose kernels are over before the host has launched the next. Each run of a
+row is a process of its own; a table of medians and of our speed over each peer's comes last. Our step is the trainer's
+own (`Engine.step`: forward, backward, norm, clipping, update); only the data is left out, seeded random tokens that
+lie on the device. Time is that of four steps at once, with one wait for the device after them: losses are tensors
+until then, ours are read a step later, as the trainer does it. The first step counts from the start of its process:
+cold in the first round, with the compilers' caches filled after it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ SHAPES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
 }
 CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 7, 4, 1
 # row of ours -> precision.fp8
-OUR_ROWS: dict[str, Literal["none", "delayed", "current"]] = {
+OUR_ROWS: dict[str, Literal["none", "delayed", "current", "blockwise"]] = {
     "ours": "none",
     "ours-plain": "none",
     "ours-mamba-ssm": "none",
@@ -102,6 +102,7 @@ OUR_ROWS: dict[str, Literal["none", "delayed", "current"]] = {
     "ours-graphs": "none",
     "ours-fp8": "delayed",
     "ours-fp8-current": "current",
+    "ours-fp8-blocks": "blockwise",
 }
 # row of ours -> kernels.scan
 OUR_SCANS: dict[str, Literal["plain", "mamba_ssm"]] = {
