@@ -147,7 +147,6 @@ def test_a_bert_is_finetuned_from_its_archive_and_scored(here: Path, capsys: pyt
         ),
         ("finetune bert.zip texts.jsonl --tokenizer words --gpus 0", "--task finetunes it on labelled rows"),
         ("eval gpt.zip --task lambada --data texts.jsonl", "gpt.zip has no tokenizer"),
-        ("eval gpt.zip --task perplexity --data texts_text_document.json", "--tokenizer FOLDER with one"),
         ("finetune gpt.zip train.tsv --task mnli --tokenizer words --gpus 0", "no head that classifies rows"),
     ],
 )
