@@ -104,7 +104,7 @@ class RemoteServer:
                     answered = True
                     if line.strip() != b"data: [DONE]":
                         yield from self._texts(line.removeprefix(b"data: "))
-            if not answered:
+            if not answered and not stop.asked:
                 raise self._strange(first)
 
     def _texts(self, event: bytes) -> Iterator[str]:
