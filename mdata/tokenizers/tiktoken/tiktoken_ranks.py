@@ -117,7 +117,8 @@ def _entries(content: bytes, name: str) -> list[Any]:
     if isinstance(entries, dict) and "vocab" in entries:
         entries = entries["vocab"]
     if not isinstance(entries, list):
-        raise UsageError(f"{name}: not a list of ranks", found=content[:80].decode(), expected="a list of objects")
+        start = " ".join(content[:80].decode(errors="replace").split())
+        raise UsageError(f"{name}: not a list of ranks", found=start, expected="a list of objects")
     return entries
 
 
