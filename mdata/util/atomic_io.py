@@ -12,7 +12,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from mdata.errors import UsageError
@@ -46,8 +46,19 @@ def rename(source: Path, target: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on disk."""
+    with _synced(folder):
+        pass
+
+
+@contextmanager
+def _synced(folder: Path) -> Iterator[None]:
+    """Wait, once the block has ended without an error, until the names in a folder are on disk.
+
+    The folder is opened before the block: another process that waits for a name given there may then rename it.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        yield
         sync(fd)
     finally:
         os.close(fd)
@@ -141,8 +152,8 @@ def atomic_file(path: Path) -> Iterator[int]:
                 sync(fd)
             finally:
                 os.close(fd)
-            rename(partial, path)
-            sync_folder(path.parent)
+            with _synced(path.parent):
+                rename(partial, path)
     except BaseException:
         with suppress(OSError):  # the first error is reported
             if not partial.is_symlink():  # not ours, and evidence
@@ -191,10 +202,11 @@ def atomic_writes(files: Mapping[Path, Buffer]) -> None:
                 path.unlink(missing_ok=True)
             for folder in folders:
                 sync_folder(folder)
-        for path, partial in partials.items():
-            rename(partial, path)
-        for folder in folders:
-            sync_folder(folder)
+        with ExitStack() as renamed:
+            for folder in folders:
+                renamed.enter_context(_synced(folder))
+            for path, partial in partials.items():
+                rename(partial, path)
     except BaseException:
         with suppress(OSError):  # the first error is reported
             for partial in partials.values():

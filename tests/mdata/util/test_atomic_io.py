@@ -66,3 +66,21 @@ def test_a_crash_at_any_call_leaves_one_of_the_two(tmp_path, old):
 
 def test_a_partial_file_is_hidden_and_beside_its_final_name(tmp_path):
     assert atomic_io.partial_path(tmp_path / "a.b.bin") == tmp_path / ".a.b.bin.partial"
+
+
+def test_a_folder_may_be_renamed_by_whoever_waits_for_the_file(tmp_path, monkeypatch):
+    """As rank 0 does with a checkpoint, once the last rank's file is there."""
+    real, folder = atomic_io.rename, tmp_path / "making"
+
+    def rename(source, target):
+        real(source, target)
+        folder.rename(tmp_path / "made")
+
+    monkeypatch.setattr(atomic_io, "rename", rename)
+    for write in (lambda path: atomic_io.atomic_write(path, b"x"), lambda path: atomic_io.atomic_writes({path: b"x"})):
+        folder.mkdir()
+        write(folder / "last")
+        (last,) = (tmp_path / "made").iterdir()
+        assert last.read_bytes() == b"x"
+        last.unlink()
+        last.parent.rmdir()
