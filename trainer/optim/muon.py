@@ -6,7 +6,7 @@ back: about twice a rank's own share of the matrices is sent, whatever the numbe
 one matrix per rank, the most expensive first, so that a rank holds only a matrix or two in addition, and the ranks of a
 round have about equal work. A matrix is always computed alone, as a whole and in one piece, so its bits do not depend
 on the layout. The exchanges are planned once, from the parts that every rank of the stage reports; the plan is pure.
-docs/design/muon.md has the reasons.
+docs/design/parallel.md has the reasons.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """GPUs by their vendors' data sheets, and the fractions of their rates that this trainer was measured to reach.
 
-The fractions were measured on an H200 (docs/design/one-gpu.md) and are assumed for the others. Imports no torch.
+The fractions were measured on an H200 (docs/design/parallel.md) and are assumed for the others. Imports no torch.
 """
 
 from __future__ import annotations

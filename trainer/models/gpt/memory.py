@@ -3,7 +3,7 @@
 Counts what the layers of this package save: the inputs of linear layers (under sequence parallelism only this rank's
 tokens), sums and statistics of norms, heads as attention reads them with its output and the log of each softmax's sum,
 and inputs and outputs of the nonlinearity. Scores, which the plain implementation of attention options keeps, are not
-counted. Within 1.5 % of what an H200 held (docs/design/one-gpu.md). A rank to which tokens are sent for its experts is
+counted. Within 1.5 % of what an H200 held (docs/design/parallel.md). A rank to which tokens are sent for its experts is
 taken to compute IMBALANCE times its equal share of them, or has buffers of the size that is set. Pure, no torch.
 """
 
