@@ -67,10 +67,9 @@ def clean_work(options: TextJobOptions, rules: CleanRules) -> TextWork:
     Raises:
         UsageError: options and rules that do not go together.
     """
-    if options.rows_only and rules.changes_texts:
-        changing = ", ".join(step for step in rules.ordered if CleanRules(steps=(step,)).changes_texts)
+    if options.rows_only and rules.changing:
         raise UsageError(
-            f"rows_only writes no texts, and these steps change them: {changing}",
+            f"rows_only writes no texts, and these steps change them: {', '.join(rules.changing)}",
             fix="leave one of the two out",
         )
     return _Clean(rules)

@@ -213,19 +213,29 @@ def _reasons(step: str, measures: Measures, limits: Sequence[_Limit], rules: Any
         if bound >= 0:
             values = measures[:, limit.column]
             missed = values < bound if limit.name.startswith("min_") else values > bound
-            reasons[missed] = f"{step}-{limit.name.replace('_', '-')}"
+            reasons[missed] = _option(step, limit.name)
     result: list[str] = reasons.tolist()
     return result
 
 
 def check_rules(step: str, rules: Any) -> None:
-    """Refuse thresholds that are no numbers.
+    """Refuse thresholds that are no numbers or that no text can meet, and a step of lengths without any.
 
     Raises:
         UsageError: names the option.
     """
-    for field in fields(rules):
-        value = getattr(rules, field.name)
+    values = {field.name: getattr(rules, field.name) for field in fields(rules)}
+    for name, value in values.items():
         if isinstance(value, float) and not np.isfinite(value):
-            option = f"{step}-{field.name.replace('_', '-')}"
-            raise UsageError(f"--{option} is {value}", expected="a number, or -1 to switch the rule off")
+            raise UsageError(f"--{_option(step, name)} is {value}", expected="a number, or -1 to switch the rule off")
+        highest = values.get(name.replace("min_", "max_", 1)) if name.startswith("min_") else None
+        if highest is not None and 0 <= highest < value:
+            problem = f"--{_option(step, name)} is {value:g}, above --{_option(step, name.replace('min', 'max', 1))}"
+            raise UsageError(problem, found=f"{highest:g}", fix="exchange them, or switch one off with -1")
+    if isinstance(rules, LengthRules) and max(values.values()) < 0:
+        options = " or ".join(f"--{_option(step, name)}" for name in ("min_words", "max_characters"))
+        raise UsageError(f"step {step} has no limit", fix=f"give one, such as {options}")
+
+
+def _option(step: str, name: str) -> str:
+    return f"{step}-{name.replace('_', '-')}"

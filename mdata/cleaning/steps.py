@@ -93,9 +93,9 @@ class CleanRules:
         return tuple(step for step in STEPS if step in self.steps)
 
     @property
-    def changes_texts(self) -> bool:
-        """Whether any step does more than to remove rows."""
-        return any(STEPS[step][1] for step in self.steps)
+    def changing(self) -> tuple[str, ...]:
+        """The steps that change texts, and do not only remove rows."""
+        return tuple(step for step in self.ordered if STEPS[step][1])
 
     def of(self, step: str) -> Any:
         """The rules of a step; None: it has none."""

@@ -122,6 +122,20 @@ def test_thresholds_of_steps_that_do_not_run_are_named(tmp_path, monkeypatch, ca
     assert f"mdata: options without effect here: {needs}" in capsys.readouterr().err
 
 
+def test_thresholds_that_remove_nothing_or_everything_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("t.jsonl").write_text('{"text": "a"}\n')
+    words = ["clean", "--input", "t.jsonl", "--output", "o", "--steps"]
+    assert mdata.main([*words, "length"]) == 2
+    assert (
+        "step length has no limit\n  try: give one, such as --length-min-words or --length" in capsys.readouterr().err
+    )
+    assert mdata.main([*words, "gopher", "--gopher-max-words", "10"]) == 2
+    assert "--gopher-min-words is 50, above --gopher-max-words\n  found: 10\n" in capsys.readouterr().err
+    assert not Path("o").exists()
+    assert mdata.main([*words, "gopher", "--gopher-max-words", "10", "--gopher-min-words", "-1"]) == 0
+
+
 def test_texts_of_another_job_are_no_corpus(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("t.jsonl").write_text('{"text": "a"}\n')
