@@ -24,12 +24,13 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mdata
 from mdata import BadInputError, UsageError
 from mdata.errors import few, os_errors_named
 from mdata.util import atomic_io
+from mdata.util.config_text import parse_toml
 from trainer.config.parse import ReadConfig, apply_override, key_names, problems_error, setting_problem
 
 from .console import Console, Parser
@@ -166,12 +167,17 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     _check_family(model, arguments)
     model, new_rows = _with_new_tokens(model, arguments.add_tokens) if arguments.add_tokens else (model, {})
     folder = Path(given.get("run", {}).get("folder") or arguments.folder or _default_folder(arguments))
+    output = Path(arguments.output or folder / "run.toml")
+    sources = [_Source(folder / "data", arguments.data), _Source(folder / "data/valid", arguments.valid or "")]
+    sources = [] if arguments.task else [source.looked_at() for source in sources]
+    if not arguments.print and not arguments.overwrite:
+        weights = given.get("checkpoint", {}).get("init_from", _first_weights(model, arguments))
+        _refuse_other_run(output, weights, sources[0] if sources else None)
     task = prepare(arguments, model, folder / "data", console) if arguments.task else None
     if task is not None:
         blend, valid = task.train, ""
     else:
-        blend = _prepared(arguments.data, model, folder / "data", arguments=arguments, console=console)
-        valid = _prepared(arguments.valid, model, folder / "data/valid", arguments=arguments, console=console)
+        blend, valid = (_prepared(source, model, arguments=arguments, console=console) for source in sources)
     opened = mdata.open_blend(blend, tokenizer_unknown="ok")
     _check_data(opened, model, arguments)
     is_pairs = any(corpus.manifest.level == "pairs" for corpus in opened.corpora)
@@ -186,7 +192,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         settings |= {"model": task.model_keys(settings["model"]), "data": task.data_keys()}
     config, layout, tables = _chosen(settings, given, opened, model, gpus=gpus, arguments=arguments, console=console)
     ranks = gpus or least_ranks(config.mesh)
-    output = Path(arguments.output or folder / "run.toml")
     text = explained(tables, command=f"mtrain train {output}")
     if not arguments.print and not arguments.overwrite:
         _refuse_other(output, text)
@@ -204,14 +209,57 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     return _train(output, config, opened, ranks=ranks, console=console)
 
 
+class _Source(NamedTuple):
+    """Data that a user names, and the folder into which it is tokenized if it is jsonl.
+
+    `schema` and `key`: see `_schema_and_key`.
+    """
+
+    folder: Path
+    path: str
+    schema: str = ""
+    key: str | None = None
+
+    @property
+    def prefix(self) -> str:
+        """That of the tokenized files."""
+        return str(self.folder / Path(self.path.rstrip("/")).name.split(".")[0])
+
+    def looked_at(self) -> _Source:
+        """With what its records are."""
+        schema, key = _schema_and_key(self.path) if self.path else ("", None)
+        return self._replace(schema=schema, key=key)
+
+
+def _refuse_other_run(output: Path, weights: str, source: _Source | None) -> None:
+    """Refuse the file of a run of another model or other data, before any data is tokenized."""
+    with os_errors_named("reading the run.toml"):
+        if not output.exists():
+            return
+        text = output.read_bytes()
+    try:
+        tables = parse_toml(text.decode())
+        same = tables["checkpoint"]["init_from"] == weights
+        if source is not None and source.key is not None:
+            same &= str(tables["data"]["blend"]).startswith(source.prefix)
+    except (ValueError, KeyError, TypeError):  # not written by this command
+        same = False
+    if not same:
+        raise _other(output)
+
+
 def _refuse_other(output: Path, text: str) -> None:
     with os_errors_named("reading the run.toml"):
         differs = output.exists() and output.read_bytes() != text.encode()
     if differs:
-        raise UsageError(
-            f"{output} already exists, with other settings",
-            fix=f"mtrain train {output} continues it; --folder begins another run, --overwrite replaces the file",
-        )
+        raise _other(output)
+
+
+def _other(output: Path) -> UsageError:
+    return UsageError(
+        f"{output} already exists, with other settings",
+        fix=f"mtrain train {output} continues it; --folder begins another run, --overwrite replaces the file",
+    )
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
@@ -367,13 +415,11 @@ def _context(model: ModelFolder) -> int:
     return model.config.model.max_position or model.config.train.sequence_length
 
 
-def _prepared(
-    source: str | None, model: ModelFolder, folder: Path, *, arguments: argparse.Namespace, console: Console
-) -> str:
-    """The manifest of the data, which is tokenized into the folder if it is jsonl; "" for no data."""
-    schema, key = _schema_and_key(source) if source else ("", None)
-    if source is None or key is None:
-        return source or ""
+def _prepared(data: _Source, model: ModelFolder, *, arguments: argparse.Namespace, console: Console) -> str:
+    """The manifest of the data, which is tokenized into its folder if it is jsonl; "" for no data."""
+    folder, source, schema, key = data
+    if key is None:
+        return source
     _check_pairs(schema == "pairs", source, arguments)
     if model.tokenizer is None:
         raise UsageError(
@@ -393,7 +439,7 @@ def _prepared(
     console.note(f"{source}: {kind}, tokenized into {folder} by the model's tokenizer")
     options = mdata.PreprocessOptions(
         input=(source,),
-        output_prefix=str(folder / Path(source.rstrip("/")).name.split(".")[0]),
+        output_prefix=data.prefix,
         json_keys=(key,),
         append_eod=not is_chat,
         chat=is_chat,

@@ -291,6 +291,20 @@ def test_adapters_of_experts_are_refused_before_data_is_tokenized(
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize("valid", [None, "nothing", "empty.jsonl"])
+def test_a_folder_of_another_run_and_bad_held_out_data_are_refused_before_data_is_tokenized(
+    here: Path, capsys: pytest.CaptureFixture[str], valid: str | None
+) -> None:
+    (here / "empty.jsonl").touch()
+    (here / "old").mkdir()
+    for text in ("", 'checkpoint.init_from = "other"', 'checkpoint.init_from = "tiny"\ndata.blend = "old/data/a.json"'):
+        (here / "old/run.toml").write_text(text)
+        assert finetune("tiny", "chats.jsonl", "--folder", "old", *(("--valid", valid) if valid else ())) == 2
+        expected = f"{valid}" if valid else "old/run.toml already exists, with other settings"
+        assert expected in capsys.readouterr().err
+    assert [path.name for path in (here / "old").iterdir()] == ["run.toml"]
+
+
 def test_bad_records_stop_or_are_skipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = here / "bad.jsonl"
     bad.write_text((here / "chats.jsonl").read_text() + '{"other": 1}\n')
