@@ -28,7 +28,7 @@ quickstart: ## install, then text -> tokens -> blend -> training -> report.html,
 # mypy has one thread, so it runs beside the compilers. By default xdist begins files with few tests last, and one of
 # them, of 35 s, ran alone at the end.
 test: install ## everything but the soak tests, under 20 minutes on 2 cores
-	@$(MAKE) --jobs $(JOBS) lint types cpp core-sanitized
+	@$(MAKE) --jobs $(JOBS) lint types cpp-sanitized core-sanitized
 	$(IN_VENV) $(PYTEST) --no-loadscope-reorder
 	$(IN_VENV) python fuzz/run.py --replay --jobs $(JOBS)
 

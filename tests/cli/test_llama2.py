@@ -19,6 +19,7 @@ import torch
 
 from cli.mdata import main as mdata_main
 from cli.mtrain import main
+from tests.helpers.examples import soaked
 from tests.helpers.ranks import RankContext, run_ranks
 from tests.trainer.convert.hf_models import save
 from trainer.config.parse import load_config
@@ -96,7 +97,7 @@ def continued(context: RankContext, folder: str, ids: list[int]) -> list[int]:
     return list(answer.tokens)
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", soaked(SIZES, but=["7b", "70b"]))
 def test_a_small_model_is_asked_finetuned_at_any_tp_and_exported(
     name: str, here: Path, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -512,7 +512,10 @@ def test_a_rank_that_is_ended_from_outside_is_told(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "nproc", "text"),
-    [(signal.SIGTERM, 75, "2", "error: stopped by"), (signal.SIGINT, 130, "1", "interrupted")],
+    [
+        pytest.param(signal.SIGTERM, 75, "2", "error: stopped by", marks=pytest.mark.soak),
+        (signal.SIGINT, 130, "1", "interrupted"),
+    ],
 )
 def test_a_run_without_an_interval_is_saved_when_it_is_stopped(
     number: int, code: int, nproc: str, text: str, real_run: Path, tmp_path: Path

@@ -77,7 +77,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.parametrize("step", [23, pytest.param(1, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
+@pytest.mark.parametrize("step", [41, pytest.param(1, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
 @pytest.mark.parametrize(
     "words",
     [

@@ -198,9 +198,8 @@ def test_a_killed_rank_ends_requests_and_ranks(model: str, when: str, rank: int)
         wait_until_gone(ranks)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "rank"), [("mesh.tp=1", 0), *(pytest.param("mesh.tp=2", rank, marks=pytest.mark.soak) for rank in (0, 1))]
-)
+@pytest.mark.soak  # the waiting itself: tests/trainer/serve/test_processes.py
+@pytest.mark.parametrize(("mesh", "rank"), [("mesh.tp=1", 0), ("mesh.tp=2", 0), ("mesh.tp=2", 1)])
 def test_a_stopped_rank_ends_requests_and_ranks(model: str, mesh: str, rank: int) -> None:
     with started(model, mesh) as server:
         ranks = server.ranks()

@@ -137,18 +137,20 @@ def test_an_error_at_any_call_is_typed_and_the_same_command_continues(world, sha
     assert n > 4
 
 
-def killed_while_names_are_given(world: Path, out: Path) -> None:
+def killed_while_names_are_given(world: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shuffle that was killed before its last rename: a manifest and a .bin are visible without the .idx."""
-    for n in itertools.count():
-        fresh("shuffle", world, out)
-        assert crash_at(n, lambda: COMMANDS["shuffle"](world, out)), "no call came between manifest and .idx"
-        if (out / "y_document.json").exists() and not (out / "y_document.idx").exists():
-            return
+    fresh("shuffle", world, out)
+    with durable_calls(monkeypatch) as calls:
+        COMMANDS["shuffle"](world, out)
+    last = next(n for n, (name, file) in enumerate(calls.seen) if name == "rename" and file.endswith("y_document.idx"))
+    fresh("shuffle", world, out)
+    assert crash_at(last, lambda: COMMANDS["shuffle"](world, out))
+    assert (out / "y_document.json").exists() and not (out / "y_document.idx").exists()
 
 
-def test_a_pair_whose_index_has_no_name_yet_is_no_corpus(world, shared):
+def test_a_pair_whose_index_has_no_name_yet_is_no_corpus(world, shared, monkeypatch):
     out = shared / "out"
-    killed_while_names_are_given(world, out)
+    killed_while_names_are_given(world, out, monkeypatch)
     told = r"is not finished(.|\n)*\.y_document\.idx\.partial(.|\n)*run the same command again"
     for name in ("y_document", "y_document.json"):
         with pytest.raises(UsageError, match=told):
@@ -198,9 +200,9 @@ def test_of_two_commands_with_a_result_in_common_that_begin_together_one_wins(wo
     assert len(results) == (1 if outcomes["split"] is told else 3) and not any(one.problems for one in results)
 
 
-def test_another_command_into_the_same_output_is_told_what_is_there(world, shared):
+def test_another_command_into_the_same_output_is_told_what_is_there(world, shared, monkeypatch):
     out = shared / "out"
-    killed_while_names_are_given(world, out)
+    killed_while_names_are_given(world, out, monkeypatch)
     with pytest.raises(UsageError, match=r"already exists and is not this sample(.|\n)*found: sample_of was None"):
         sample(whole(world), str(out / "y"), tokens=9)
     assert not mdata.verify(out / "y_document.json", full=True).problems
@@ -224,7 +226,7 @@ def test_a_merge_of_other_parts_does_not_continue_one_that_was_killed(world, sha
     merge(str(out / "c"))
     journal, older = out / ".c_holdout_text_document.rewrite.journal", contents(out)
     n = next(
-        n for n in itertools.count()
+        n for n in itertools.count(0, 4)
         if crash_at(n, lambda: merge(str(out / "c"), copy=True, overwrite=True), removals=True)
         and any(record["kind"] == "placing" for record in read_records(journal)[0])
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.examples import soaked
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tape import TapeRecorder
 from tests.trainer.engines import held_state, layouts, microbatches, small_config, with_documents
@@ -95,10 +96,9 @@ PADDED: dict[str, tuple[int, RunConfig]] = {
     "t5, dropout, full": (1, test_t5._config(micro_batch=2, dropout=0.2, recompute={"mode": "full"})),
     "t5, pp 2": (2, test_t5._config(micro_batch=2, pp=2)),
 }
-SOAKED = ("bert, post-norm, full", "t5, dropout, full")
 
 
-@pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.soak) if x in SOAKED else x for x in PADDED])
+@pytest.mark.parametrize("case", soaked(PADDED, but=["bert, pairs", "t5", "t5, one size", "t5, pp 2"]))
 def test_each_size_of_rows_without_padding_has_recordings(case: str) -> None:
     ranks, config = PADDED[case]
     config = replace(config, kernels=KernelsSection(loss="plain", optimizer="plain"))
@@ -140,7 +140,11 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+OFTEN = ["one rank, tied, dropout, means", "one rank, fp8, full, beside", "dp 2, fp8", "dp 2, beside", "zb_v, tied"]
+OFTEN += ["tp 2, sequence parallel", "1f1b", "interleaved"]
+
+
+@pytest.mark.parametrize("case", soaked(LAYOUTS, but=OFTEN))
 def test_recorded_passes_give_the_same_bits(case: str) -> None:
     ranks, name, options = LAYOUTS[case]
     config = _config(name, **{key: value for key, value in options.items() if key != "beside"})
@@ -149,7 +153,11 @@ def test_recorded_passes_give_the_same_bits(case: str) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "options"),
-    [(1, {}), (1, {"recompute": {"mode": "selective"}}), (2, {"tp": 2, "sequence_parallel": True})],
+    [
+        (1, {"recompute": {"mode": "selective"}}),
+        pytest.param(1, {}, marks=pytest.mark.soak),
+        pytest.param(2, {"tp": 2, "sequence_parallel": True}, marks=pytest.mark.soak),
+    ],
 )
 def test_recorded_passes_of_hybrids_give_the_same_bits(ranks: int, options: dict[str, Any]) -> None:
     """Without experts, whose plain products ask the host where an expert ends."""

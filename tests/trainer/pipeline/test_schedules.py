@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.trainer.pipeline.interpreter import Stuck, interpret
 from trainer.pipeline.actions import Action, Schedule, peak_live, stages_of
 from trainer.pipeline.generators import SCHEDULES, default_chunks, forward_only, impossible, make_schedule, placement
@@ -104,7 +105,7 @@ def test_what_is_refused_as_stuck_does_not_run() -> None:
         interpret(broken)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(st.integers(2, 8), st.integers(1, 6), st.integers(2, 4))
 def test_bubbles_are_those_of_the_papers(p: int, rounds: int, v: int) -> None:
     m = p * rounds + p  # enough to come to a steady state

@@ -356,7 +356,7 @@ def alive(pid: int) -> bool:
     ("number", "code", "text"),
     [
         (signal.SIGINT, 130, "mtrain: interrupted\n"),
-        (signal.SIGTERM, 75, "mtrain: error: asked to stop\n"),
+        pytest.param(signal.SIGTERM, 75, "mtrain: error: asked to stop\n", marks=pytest.mark.soak),
     ],
 )
 def test_a_stopped_command_leaves_no_rank(parent, number, code, text) -> None:
@@ -371,7 +371,7 @@ def test_a_stopped_command_leaves_no_rank(parent, number, code, text) -> None:
 @pytest.mark.parametrize(
     ("number", "fails", "code", "text"),
     [
-        (signal.SIGINT, False, 130, "mtrain: interrupted\n"),
+        pytest.param(signal.SIGINT, False, 130, "mtrain: interrupted\n", marks=pytest.mark.soak),
         (signal.SIGTERM, False, 75, "mtrain: error: saved and stopped\n"),
         (signal.SIGTERM, True, 5, "mtrain: error: no room for a checkpoint\n"),
     ],

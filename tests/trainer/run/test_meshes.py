@@ -170,7 +170,7 @@ def test_gradients_of_a_few_rows(row: Row) -> None:
     _check_gradients(row)
 
 
-@pytest.mark.parametrize("row", SMALL[::2], ids=_name)
+@pytest.mark.parametrize("row", [row for row in SMALL[::2] if _ranks(row) <= 4 and row["mesh"][0] == 1], ids=_name)
 def test_losses_of_a_few_rows(row: Row) -> None:
     _check_losses(row, steps=8)  # of twenty those of test_parallel.py are compared, and all rows of the cover by soak
 

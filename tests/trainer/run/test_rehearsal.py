@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.examples import soaked
 from tests.trainer.engines import small_config
 from trainer.config.presets import PRESETS
 from trainer.config.sections import MeshSection, ModelSection, PrecisionSection, RunConfig
@@ -42,7 +43,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize("case", soaked(SMALL, but=["tied, sequence parallel", "zb_v, four key-value copies"]))
 def test_ranks_that_share_a_record_would_have_written_it(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow twin: every rank is run by itself, every microbatch too."""
     ranks, options = SMALL[case]
@@ -116,7 +117,7 @@ def test_a_rank_names_copies_only_where_others_have_them(tp: int, copies: list[s
     assert found["final_norm.weight"] == copies and found["embedding.weight"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_gpt3_on_1024_ranks() -> None:
     """With two layers in each stage: more of the same say nothing about ranks."""
     config = _config("gpt3-175b", batch=256, tp=8, pp=16, sequence_parallel=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mdata import DamageError, UsageError
+from tests.helpers.examples import soaked
 from tests.helpers.ranks import run_ranks
 from tests.helpers.ties import Ties
 from tests.reference.whole_context import continue_row
@@ -356,7 +357,9 @@ def _gap(context, name, key, place):
     return twins(make_model(context, name), [*requests(8), SAMPLES])[key].gap(place)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "window and whole", "latent", pytest.param("hybrid", marks=SOAK)])
+@pytest.mark.parametrize(
+    "name", soaked(["llama", "gpt2", "window and whole", "latent", "hybrid"], but=["window and whole", "latent"])
+)
 def test_every_layout_gives_the_same_tokens(name):
     (alone,) = run_ranks(_layout, 1, name, 1)
     ties = Ties()
