@@ -43,6 +43,12 @@ class ObjectServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
+    def forget(self):
+        """Drop all buckets, which otherwise stay in the memory of this process, and of each of its forks."""
+        from moto.core.model_instances import reset_model_data
+
+        reset_model_data()
+
     def handle_error(self, request, client_address):
         """Broken connections are the point."""
 

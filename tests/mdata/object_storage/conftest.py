@@ -37,4 +37,5 @@ def bucket(server, monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     name = f"bucket{abs(hash(tmp_path)) % 10**12}"
     urllib.request.urlopen(urllib.request.Request(f"{server.url}/{name}", method="PUT")).close()
-    return f"s3://{name}"
+    yield f"s3://{name}"
+    server.forget()
