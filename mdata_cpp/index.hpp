@@ -1,7 +1,7 @@
 // The arithmetic of an .idx file, in blocks: pointers from lengths, and whether lengths, pointers and boundaries agree.
 //
 // Each function takes one block and the state left by the previous block, so that a file of any size is written and
-// checked in bounded memory. The layout of the file is in docs/reference/formats.md. Slow twin: mdata/reference/indexed.py.
+// checked in bounded memory. The layout of the file is in docs/reference/formats.md. Slow twin: tests/reference/indexed.py.
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,7 @@
     python scripts/text_classes.py > mdata_cpp/text_classes.hpp      with a Python 3.11, whose Unicode is 14.0
 
 Code points that edition 14 had not assigned are in no class, so that results do not depend on the Python that runs.
-tests/mdata/cleaning/test_text_rules.py compares the table with a Python of that edition.
+tests/mdata/cleaning/test_rules.py compares the table with a Python of that edition.
 """
 
 from __future__ import annotations
