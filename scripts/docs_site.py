@@ -123,6 +123,18 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_content(html: str, **_: object) -> str:
+    """Show `\\|` in the code of a table as a bar: Markdown needs it there, and this converter keeps the backslash."""
+    return re.sub(r"<td[ >].*?</td>", lambda cell: _CODE.sub(_with_bars, cell[0]), html, flags=re.DOTALL)
+
+
+_CODE = re.compile(r"<code>[^<]*</code>")
+
+
+def _with_bars(code: re.Match[str]) -> str:
+    return code[0].replace(r"\|", "|")
+
+
 def _help(main: Callable[[list[str]], int], command: str) -> str:
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "100"
     try:

@@ -33,6 +33,12 @@ def test_every_setting_has_a_row():
     assert rows == {key.name for key in describe()}
 
 
+def test_bars_in_the_code_of_tables_have_no_backslash():
+    page = r"<p><code>a\|b</code></p><table><td>\|<code>&lt;\|im_end\|&gt;</code></td><td style=''>x\|</td></table>"
+    expected = page.replace(r"&lt;\|im_end\|&gt;", "&lt;|im_end|&gt;")
+    assert SITE["on_page_content"](page, page=None, config=None, files=None) == expected
+
+
 def test_defaults_in_prose_are_those_of_the_settings():
     keys = {key.name: key for key in describe()}
     compared, wrong = 0, []
