@@ -174,7 +174,7 @@ def _call(parameters: list[str]) -> str:
 def _docstring(text: str) -> list[str]:
     """Markdown of a docstring; its indented sections (Args, Raises ...) become lists."""
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in re.sub(r"(`[^`]*`)|<", lambda match: match[1] or "&lt;", text).splitlines():  # <pad> is no tag
         if re.fullmatch(r"(Args|Attributes|Raises|Returns):", line):
             lines += [f"**{line}**", ""]
         elif line.startswith("    ") and not line.startswith("     "):

@@ -39,6 +39,15 @@ def test_bars_in_the_code_of_tables_have_no_backslash():
     assert SITE["on_page_content"](page, page=None, config=None, files=None) == expected
 
 
+def test_no_page_has_a_token_that_a_browser_takes_for_a_tag():
+    """Such as <pad>, which is to be code; comments mark what a test runs."""
+    assert "a piece &lt;pad>, id 3" in PAGES["reference/python.md"]
+    pages = PAGES | {str(path): path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
+    for name, text in pages.items():
+        prose = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+        assert not re.search(r"<[/a-z]", prose), (name, re.findall(r"<[/a-z].{20}", prose))
+
+
 def test_defaults_in_prose_are_those_of_the_settings():
     keys = {key.name: key for key in describe()}
     compared, wrong = 0, []
