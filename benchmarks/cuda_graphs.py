@@ -43,8 +43,12 @@ from trainer.config.sections import (
     CheckpointSection,
     DataSection,
     KernelsSection,
+    MambaSection,
     MeshSection,
+    MLASection,
     ModelSection,
+    MoESection,
+    MTPSection,
     OptimizerSection,
     PrecisionSection,
     RecomputeSection,
@@ -98,6 +102,14 @@ T5 = GPT | {
     "bias": False,
     "attention_scale": 1.0,
 }
+MOE = LLAMA | {"moe": MoESection(num_experts=8, top_k=2, ffn_hidden_size=512, shared_ffn_hidden_size=512)}
+LATENT = MOE | {
+    "num_kv_heads": None,
+    "mla": MLASection(q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64),
+    "mtp": MTPSection(num_layers=1),
+    "moe": MoESection(num_experts=8, top_k=2, ffn_hidden_size=512, score="sigmoid", expert_bias=True),
+}
+HYBRID = LLAMA | {"family": "mamba", "mamba": MambaSection(pattern="M*-MM*-M", num_groups=2)}
 SP = {"sequence_parallel": True}
 # name -> (ranks, model, keys of any section)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -120,6 +132,13 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "one, bert, dropout": (1, BERT | {"hidden_dropout": 0.1}, {"micro_batch": 4, "mode": "full"}),
     "one, t5": (1, T5, {"micro_batch": 4}),
     "one, t5, dropout": (1, T5 | {"hidden_dropout": 0.1}, {"micro_batch": 4, "mode": "full"}),
+    "one, experts": (1, MOE, {}),
+    "one, experts, full": (1, MOE, {"mode": "full"}),
+    "one, experts by bias, latent attention, later tokens": (1, LATENT, {}),
+    "one, hybrid": (1, HYBRID, {}),
+    "one, hybrid, full": (1, HYBRID, {"mode": "full"}),
+    "ep 2, experts": (2, MOE, {"ep": 2}),
+    "tp 2, hybrid": (2, HYBRID, {"tp": 2, **SP}),
     "pp 2, t5": (2, T5, {"micro_batch": 4, "pp": 2}),
     "tp 2": (2, LLAMA, {"tp": 2}),
     "tp 2, sequence parallel": (2, LLAMA, {"tp": 2, **SP}),
@@ -169,7 +188,7 @@ def run_config(model: dict[str, Any], keys: dict[str, Any]) -> RunConfig:
     for key, value in keys.items():
         name = next(name for name, section in changed.items() if key in type(section).__dataclass_fields__)
         changed[name] = dataclasses.replace(changed[name], **{key: value})
-    kind = model.get("family", "gpt")
+    kind = "gpt" if (family := model.get("family", "gpt")) == "mamba" else family
     data = DataSection(
         blend="unused", kind=kind, **({"t5": T5SamplesSection(decoder_length=DECODER)} if kind == "t5" else {})
     )

@@ -444,7 +444,8 @@ class KernelsSection:
     weight_gradient: Literal["auto", "apex"] = "auto"  # products that are added to the main gradients
     tensor_parallel: Literal["auto"] = "auto"  # no other value: "symmetric_memory" was slower and is gone
     cuda_graphs: Literal["auto", "off", "on"] = (
-        "auto"  # on: launch passes of stages and the update as CUDA graphs, so that GPUs do not wait for the host
+        "auto"  # launch passes of stages and the update as CUDA graphs, so that GPUs do not wait for the host; auto:
+        # where no ranks share parameters, for blocks of attention and MLP
     )
     overlap_passes: Literal["auto", "off", "on"] = (
         "auto"  # on: overlap each forward pass with the previous backward pass, to hide communication

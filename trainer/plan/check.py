@@ -742,6 +742,20 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
     return ""
 
 
+def uses_graphs(config: RunConfig, *, data_parallel: int) -> bool:
+    """Whether a GPU launches the passes of this run as CUDA graphs.
+
+    "auto": where whole steps can be recorded, for blocks of attention and MLP, whose bits benchmarks/cuda_graphs.py
+    has compared. Where ranks share parameters, the first and the last microbatch would need memory of their own.
+    """
+    if (setting := config.kernels.cuda_graphs) != "auto":
+        return setting == "on"
+    model = config.model
+    others = (model.moe, model.mla, model.mtp, model.lora)
+    is_compared = model.family != "mamba" and all(section is None for section in others)
+    return is_compared and data_parallel == 1 and not why_not_recorded(config, data_parallel=1)
+
+
 def why_not_beside(config: RunConfig) -> str:
     """Why passes of two microbatches cannot run beside each other; "" if they can."""
     if config.kernels.cuda_graphs != "on":

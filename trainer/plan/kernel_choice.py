@@ -14,7 +14,7 @@ from typing import Literal
 from trainer.config.sections import KernelsSection, PrecisionSection, RunConfig
 from trainer.kernels.scores import WIDEST_CUDNN_HEAD, ScoreShape
 from trainer.models.family import family_of
-from trainer.plan.check import why_not_recorded
+from trainer.plan.check import uses_graphs, why_not_recorded
 from trainer.plan.plan import Plan
 
 Device = Literal["cpu", "gpu"]
@@ -160,16 +160,17 @@ def tensor_parallel_choices(plan: Plan, *, device: Device) -> tuple[Choice, ...]
 def launch_choice(config: RunConfig, plan: Plan, *, device: Device) -> Choice:
     """Whether kernels are launched one by one or as CUDA graphs."""
     one_by_one, graphs = "one by one", "CUDA graphs"
-    reason = 'kernels.cuda_graphs="on"'
-    if config.kernels.cuda_graphs == "on":
+    setting, data_parallel = config.kernels.cuda_graphs, plan.dp * plan.cp
+    reason = f'kernels.cuda_graphs="{setting}"'
+    if uses_graphs(config, data_parallel=data_parallel) and (device == "gpu" or setting == "on"):
         if device == "cpu":
             return Choice(LAUNCHES, graphs, f"{reason}; refused on a CPU")
-        parts = "all but the first and last microbatch of a step" if plan.dp * plan.cp > 1 else "passes and the update"
+        parts = "all but the first and last microbatch of a step" if data_parallel > 1 else "passes and the update"
         if config.data.kind in ("bert", "t5"):
             parts += ", for sizes of rows without padding that recur"
-        return Choice(LAUNCHES, graphs, f"{reason}; of {parts}", ((one_by_one, "another way is named"),))
-    why = why_not_recorded(config, data_parallel=plan.dp * plan.cp) or "kernels.cuda_graphs can turn them on"
-    reason = f'kernels.cuda_graphs="{config.kernels.cuda_graphs}"'
+        other = "another way is named" if setting == "on" else "GPUs would wait for the host"
+        return Choice(LAUNCHES, graphs, f"{reason}; of {parts}", ((one_by_one, other),))
+    why = why_not_recorded(config, data_parallel=data_parallel) or "kernels.cuda_graphs can turn them on"
     return Choice(LAUNCHES, one_by_one, reason, ((graphs, "used on GPUs only" if device == "cpu" else why),))
 
 

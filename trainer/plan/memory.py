@@ -20,6 +20,7 @@ from trainer.models.family import family_of
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import ParamSpec
 from trainer.pipeline.actions import peak_live, stages_of
+from trainer.plan.check import uses_graphs
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
 
@@ -217,7 +218,7 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
     schedule = plan.pipeline.computations(min(plan.num_microbatches, _steady(plan)))
     # A pass that is not recorded as a graph (pipeline/graphs.py) needs separate memory.
     some_computed = plan.dp * plan.cp > 1 or config.data.kind in ("bert", "t5")
-    separate = config.kernels.cuda_graphs == "on" and some_computed
+    separate = uses_graphs(config, data_parallel=plan.dp * plan.cp) and some_computed
     computed = (
         separate * sum(of_stage[stage] for stage in stages_of(plan.pipeline.stage_ranks, rank))
         for rank in range(plan.pp)

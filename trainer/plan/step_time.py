@@ -15,6 +15,7 @@ from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import Place
 from trainer.pipeline.simulate import Costs
 from trainer.plan import devices
+from trainer.plan.check import uses_graphs
 from trainer.plan.devices import Device
 from trainer.plan.kernel_choice import chunks_by_cudnn
 from trainer.plan.memory import BYTES, alike, element_bytes, tables
@@ -167,7 +168,7 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
 
 def _launched_one_by_one(config: RunConfig, plan: Plan) -> float:
     """The share of microbatches that are not launched as CUDA graphs; see pipeline/graphs.py."""
-    if config.kernels.cuda_graphs != "on":
+    if not uses_graphs(config, data_parallel=plan.dp * plan.cp):
         return 1.0
     return min(1.0, 2 / plan.num_microbatches) if plan.dp * plan.cp > 1 else 0.0
 

@@ -55,6 +55,7 @@ from trainer.parallel.params import Place, is_first_copy
 from trainer.parallel.world import World
 from trainer.pipeline.executor import Executor
 from trainer.pipeline.graphs import StageGraphs
+from trainer.plan.check import uses_graphs
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
 from trainer.run.data import TOKENS_MULTIPLE, References, numbered_conversations, to_device
@@ -164,12 +165,13 @@ class Engine:
 
     def _recorder(self, kernels: KernelsSection) -> Recorder | None:
         """The recorder of CUDA graphs; None: passes and updates are not recorded."""
-        if kernels.cuda_graphs != "on":
-            return None
-        if self.world.device.type == "cpu":
+        if kernels.cuda_graphs == "on" and self.world.device.type == "cpu":
             expected = 'a GPU, or kernels.cuda_graphs="auto"'
             raise UsageError('kernels.cuda_graphs="on" cannot be used', found="a CPU", expected=expected)
-        return functools.partial(CudaLane, self.world.device) if self.world.device.type == "cuda" else None
+        recorded = self.world.device.type == "cuda" and uses_graphs(
+            self.config, data_parallel=self.plan.dp * self.plan.cp
+        )
+        return functools.partial(CudaLane, self.world.device) if recorded else None
 
     @property
     def most_overflows(self) -> int:

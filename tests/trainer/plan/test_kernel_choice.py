@@ -9,7 +9,7 @@ import torch
 
 from mdata import UsageError
 from tests.trainer.plan.test_plan import FACTS, config
-from trainer.config.sections import KernelsSection
+from trainer.config.sections import KernelsSection, MoESection, MTPSection
 from trainer.kernels import biased_attention, chunk_attention, gpu, plain
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import ScoreShape
@@ -186,7 +186,12 @@ def test_communication_of_tensor_parallelism_is_listed_where_there_is_some():
 
 def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_recorded():
     name, on = kernel_choice.LAUNCHES, {"cuda_graphs": "on"}
-    assert _choices("gpu")[name].kernel == "one by one"
+    assert _choices("gpu", mesh={"tp": 1})[name].kernel == "one by one", "two data-parallel ranks"
+    assert _choices("gpu", mesh={"tp": 2})[name].kernel == "CUDA graphs"
+    for other in ({"moe": MoESection(num_experts=4)}, {"mtp": MTPSection(num_layers=1)}):
+        assert _choices("gpu", mesh={"tp": 2}, model=other)[name].kernel == "one by one", "not compared yet"
+    assert _choices("gpu", mesh={"tp": 2}, kernels={"cuda_graphs": "off"})[name].kernel == "one by one"
+    assert _choices("cpu", mesh={"tp": 2})[name].kernel == "one by one"
     assert "the first and last" in _choices("gpu", kernels=on, mesh={"tp": 1})[name].reason, "two data-parallel ranks"
     assert _choices("gpu", kernels=on, mesh={"tp": 2})[name].reason.endswith("of passes and the update")
     assert _choices("cpu", kernels=on)[name].reason.endswith("refused on a CPU")
