@@ -13,9 +13,10 @@ the model over N ranks, and the bound is that of a rank.
 Batch 1 begins with 10 tokens and goes on to 1,000; other batches have prompts of 1,000 tokens, and go from 10 to 1,000
 once more for the ratio of late steps to early ones. The bound is the bytes
 of weights and cache over the bandwidth of a copy that is measured in the same process. --requests draws lengths of
-prompts and texts, cancels every tenth, and prints by how many bytes a token the memory of the GPU and of the process
-grows after the first fifth; an interrupt ends it early. Each row is a process of its own
-(with --nproc, one for each rank) with a time limit; a line of JSON for each, and a table last. bf16, greedy.
+prompts and texts, cancels every tenth, and prints by how many bytes a new token the memory of the GPU and of the
+process grows after the first fifth, and how much it has grown after each eighth of the rest; an interrupt ends it
+early. Each row is a process of its own (with --nproc, one for each rank) with a time limit; a line of JSON for each,
+and a table last. bf16, greedy.
 """
 
 from __future__ import annotations
@@ -277,9 +278,10 @@ def memory_slopes(row: str, shape: str, batch: int, requests: int) -> dict[str, 
     # PyTorch keeps what it compiled for each shape of a product in bf16 on a CPU.
     model, sizes = random_model(shape, world, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
     use_variant(row, model.module, device)
-    freeze_loaded()  # as a rank of `mtrain serve` does
-    free_lists = FreeLists()
     engine, generator = DecodeEngine(model, max_batch=batch, longest=512), random.Random(1)
+    engine.warm_up()  # as a rank of `mtrain serve` does
+    freeze_loaded()
+    free_lists = FreeLists()
     samples: dict[str, list[tuple[int, int]]] = {"rss": [], "allocated": [], "reserved": []}
     tokens = 0
     with contextlib.suppress(KeyboardInterrupt):  # what was seen until then
@@ -299,11 +301,13 @@ def memory_slopes(row: str, shape: str, batch: int, requests: int) -> dict[str, 
                 if device.type == "cuda":
                     samples["allocated"].append((tokens, torch.cuda.memory_allocated()))
                     samples["reserved"].append((tokens, torch.cuda.memory_reserved()))
-    return {"requests": number + 1, "tokens": tokens} | {
-        f"{name}_bytes_per_token": round(statistics.linear_regression(*zip(*points, strict=True)).slope, 4)
-        for name, points in samples.items()
-        if points
-    }
+    found: dict[str, Any] = {"requests": number + 1, "tokens": tokens}
+    for name, points in samples.items():
+        if points:
+            found[f"{name}_bytes_per_token"] = round(statistics.linear_regression(*zip(*points, strict=True)).slope, 4)
+            sizes = [size for _, size in points]
+            found[f"{name}_kib"] = [(sizes[i * (len(sizes) - 1) // 8] - sizes[0]) >> 10 for i in range(9)]
+    return found
 
 
 @torch.no_grad()

@@ -223,6 +223,8 @@ def serve_here(folder: Path, *, rank: int) -> None:
         weights=settings["weights"],
     )
     engine = DecodeEngine(model, max_batch=settings["max_batch"], cache_tokens=settings["cache_tokens"])
+    if world.device.type == "cuda":  # on a CPU there is little to prepare, and prompts of a large model take minutes
+        engine.warm_up()
     freeze_loaded()
     link.reply(Ready(engine.capacity, engine.cache_tokens, engine.cache_bytes))
     try:

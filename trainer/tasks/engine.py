@@ -28,6 +28,7 @@ from trainer.tasks.decoder import CHUNK, PAGE_TOKENS, Decoder
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling, biased, check_chosen, choose, penalized, uniform
 
+WARM_UP_TOKENS = 2  # the second one is made by a decoding step
 IDLE_CHUNKS = 4  # of prompts per step, while no row is being continued
 
 
@@ -269,6 +270,25 @@ class DecodeEngine:
         if not self._lags:
             reports += self._read()
         return reports
+
+    def warm_up(self) -> None:
+        """Decode any number of rows once, and as many tokens of prompts as a step may have, before there are requests.
+
+        This compiles kernels, records graphs and takes memory, so that the first requests are as fast as later ones.
+        Texts do not depend on it.
+        """
+        assert not self.busy, "there are requests"
+        most = min(self.capacity, self.model.context) - 1
+        if most < 1:
+            return
+        longest = min(most, self._chunk) if self.model.start is None else self.model.reads
+        rules = Sampling(greedy=True, ignore_eod=True)
+        sizes = [1 << i for i in range(self._max_batch.bit_length())] + [self._max_batch]
+        for rows, length in [*((size, 1) for size in sizes), (-(-IDLE_CHUNKS * self._chunk // longest), longest)]:
+            for row in range(rows):
+                self.add(Request(f"warm-up {row}", [0] * length, rules, max_tokens=WARM_UP_TOKENS))
+            while self.busy:
+                self.step()
 
     def _check(self, request: Request) -> None:
         model = self.model

@@ -191,6 +191,29 @@ def test_padded_rows_change_nothing(name, ranks):
         assert {1, 2, 4, 6} >= set(sizes) >= {2, 4, 6}
 
 
+def _warmed_up(context, name):
+    model, asked = make_model(context, name), requests(7)
+    engine = DecodeEngine(model, max_batch=6, page_tokens=4, prefill_chunk=10, cache_tokens=100)
+    engine._decoder.records = True
+    with (
+        mock.patch.object(decoder, "_Recording", Replay),
+        mock.patch.object(engine._decoder, "prefill", wraps=engine._decoder.prefill) as prefill,
+    ):
+        engine.warm_up()
+        assert engine.load()[:3] == (0, 0, 0) and not engine.busy
+        sizes = sorted(engine._decoder._recorded)
+        most = max(sum(map(len, call.args[2])) for call in prefill.call_args_list)
+        compare(run(engine, asked), twins(model, asked))
+    tiny = DecodeEngine(model, cache_tokens=1, page_tokens=1)
+    tiny.warm_up()  # a row of one token has no place for a second one
+    return sizes, most
+
+
+@pytest.mark.parametrize("name", ["gpt2", "hybrid"])
+def test_warming_up_takes_all_sizes_and_changes_no_text(name):
+    assert run_ranks(_warmed_up, 1, name)[0] == ([1, 2, 4, 6], 4 * 10)
+
+
 class Wrong(Replay):
     """A recording that gives something else, or that cannot be made, on the last rank alone."""
 
