@@ -12,7 +12,8 @@ outside or a band is 0 (then the measurement is wrong).
 A configuration with experts has rows of its own, and each prints their load in the last steps, over the mean load: the
 largest, averaged over these steps, of the layer where it is largest, and the least of any expert in any of them.
 
-Each row starts as soon as enough of the visible GPUs are free, so several run at once.
+Each row starts as soon as enough of the visible GPUs are free, so several run at once; with --together N a GPU is free
+for N rows, which only changes how long they take.
 
 With --share the ranks of a row share one GPU, which NCCL 2.30 and later allow: slow, but the same kernels and messages.
 """
@@ -89,6 +90,7 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", choices=list(dict.fromkeys((*ROWS, *EXPERT_ROWS))), help="default: all")
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "gpt-small-h200.toml")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--together", type=int, default=1, help="rows that a GPU runs at once")
     parser.add_argument("--share", action="store_true", help="the ranks of a row share the first GPU")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
@@ -103,9 +105,9 @@ def main() -> int:
     loads: dict[str, tuple[float, float]] = known.setdefault("loads", {})
     rows = EXPERT_ROWS if load_config(arguments.config).model.moe else ROWS
     sizes = [f"train.steps={arguments.steps}"]
-    gpus = Gpus(["0"] if arguments.share else visible_gpus())
+    gpus = Gpus((["0"] if arguments.share else visible_gpus()) * arguments.together)
     wanted = [name for name in dict.fromkeys((*BAND, *(arguments.rows or rows))) if name not in curves]
-    wanted = [name for name in wanted if arguments.share or rows[name][0] <= len(gpus.free)]
+    wanted = [name for name in wanted if arguments.share or rows[name][0] <= len(set(gpus.free))]
 
     def run(name: str) -> list[dict[str, Any]]:
         ranks, words = rows[name]
@@ -148,7 +150,7 @@ def hashes_of_text(out: Path) -> dict[str, str]:
 
 
 class Gpus:
-    """GPUs that rows take and give back, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    """GPUs that rows take and give back, by the names that CUDA_VISIBLE_DEVICES has for them, once for each row."""
 
     def __init__(self, names: list[str]) -> None:
         self.free = names
@@ -156,10 +158,12 @@ class Gpus:
 
     @contextmanager
     def taken(self, count: int) -> Iterator[list[str]]:
-        """The names of this many GPUs, which no other row has meanwhile; waits until they are free."""
+        """The names of this many GPUs; waits until they are free."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self.free) >= count)
-            names = [self.free.pop(0) for _ in range(count)]
+            self._changed.wait_for(lambda: len(set(self.free)) >= count)
+            names = list(dict.fromkeys(self.free))[:count]
+            for name in names:
+                self.free.remove(name)
         try:
             yield names
         finally:

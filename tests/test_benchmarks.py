@@ -126,6 +126,15 @@ def test_our_side_of_finetuning(run, rank):
     assert found["real_tokens_per_s"] > 0 and found["loss"] > 6
 
 
+def test_rows_of_a_band_have_gpus_of_their_own():
+    """Or share each with as many rows as asked for, never two ranks of a row."""
+    gpus = importlib.import_module("benchmarks.layout_band").Gpus(["0", "1", "2"] * 2)
+    with gpus.taken(2) as first, gpus.taken(3) as second, gpus.taken(1) as third:
+        assert (first, second, third) == (["0", "1"], ["2", "0", "1"], ["2"]) and not gpus.free
+    with gpus.taken(3) as every, gpus.taken(3) as again:
+        assert sorted(every) == sorted(again) == ["0", "1", "2"]
+
+
 def test_rates_of_checkpoints(run, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "O_DIRECT", 0)  # which tmpfs does not know
     small = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.vocab_size=300"]
