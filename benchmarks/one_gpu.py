@@ -4,17 +4,17 @@
     python benchmarks/one_gpu.py --row ours --shapes llama1b --profile kernels.txt
 
 Shapes mamba2-1.3b and hybrid-8l have mixers: their peers are `mamba-ssm` and `fla` (mamba_peer.py). `ours-mamba-ssm` is
-our step with the peer's scan and convolution, also with `-graphs`, and `ours-plain` our step with the plain ones.
+our step with the peer's scan and convolution, and `ours-plain` our step with the plain ones.
 
-Rows: `ours`, and with `-graphs` recorded as CUDA graphs, with `-fp8` delayed, `-fp8-current` current and `-fp8-blocks`
-blockwise scaling; `torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and
-Transformer Engine are installed; `nanogpt`, nanoGPT's compiled loop, only where it is named (PYTHONPATH has its
-folder), for gpt124m and gpt124m-one-row, whose kernels are over before the host has launched the next. Each run of a
-row is a process of its own; a table of medians and of our speed over each peer's comes last. Our step is the trainer's
-own (`Engine.step`: forward, backward, norm, clipping, update); only the data is left out, seeded random tokens that
-lie on the device. Time is that of four steps at once, with one wait for the device after them: losses are tensors
-until then, ours are read a step later, as the trainer does it. The first step counts from the start of its process:
-cold in the first round, with the compilers' caches filled after it.
+Rows: `ours`, with `-fp8` delayed, `-fp8-current` current and `-fp8-blocks` blockwise scaling, each also with
+`-graphs` behind its name, recorded as CUDA graphs; `torch`, plain PyTorch under torch.compile; `megatron` and its
+variants, where megatron-core and Transformer Engine are installed; `nanogpt`, nanoGPT's compiled loop, only where it
+is named (PYTHONPATH has its folder), for gpt124m and gpt124m-one-row, whose kernels are over before the host has
+launched the next. Each run of a row is a process of its own; a table of medians and of our speed over each peer's
+comes last. Our step is the trainer's own (`Engine.step`: forward, backward, norm, clipping, update); only the data is
+left out, seeded random tokens that lie on the device. Time is that of four steps at once, with one wait for the
+device after them: losses are tensors until then, ours are read a step later, as the trainer does it. The first step
+counts from the start of its process: cold in the first round, with the compilers' caches filled after it.
 """
 
 from __future__ import annotations
@@ -98,8 +98,6 @@ OUR_ROWS: dict[str, Literal["none", "delayed", "current", "blockwise"]] = {
     "ours": "none",
     "ours-plain": "none",
     "ours-mamba-ssm": "none",
-    "ours-mamba-ssm-graphs": "none",
-    "ours-graphs": "none",
     "ours-fp8": "delayed",
     "ours-fp8-current": "current",
     "ours-fp8-blocks": "blockwise",
@@ -108,9 +106,9 @@ OUR_ROWS: dict[str, Literal["none", "delayed", "current", "blockwise"]] = {
 OUR_SCANS: dict[str, Literal["plain", "mamba_ssm"]] = {
     "ours-plain": "plain",
     "ours-mamba-ssm": "mamba_ssm",
-    "ours-mamba-ssm-graphs": "mamba_ssm",
 }
-ROWS = (*OUR_ROWS, "torch", "nanogpt", *MEGATRON_ROWS, *SCANS)
+GRAPHS = "-graphs"  # behind the name of a row of ours
+ROWS = (*OUR_ROWS, *(row + GRAPHS for row in OUR_ROWS), "torch", "nanogpt", *MEGATRON_ROWS, *SCANS)
 FAILED_LINES = 30  # of a failed process, shown
 RUN_LIMIT_S = "300"  # of one process
 
@@ -118,7 +116,8 @@ RUN_LIMIT_S = "300"  # of one process
 def run_config(shape: str, row: str = "ours") -> RunConfig:
     """A run of the shape in bf16, its embedding tied to its head; with FP8 where the row of ours has it."""
     length, micro_batch, microbatches, model = SHAPES[shape]
-    batch = micro_batch * microbatches
+    batch, graphs = micro_batch * microbatches, "on" if row.endswith(GRAPHS) else "off"
+    row = row.removesuffix(GRAPHS)
     return RunConfig(
         run=RunSection(folder="unused"),
         model=ModelSection(**model),
@@ -126,7 +125,7 @@ def run_config(shape: str, row: str = "ours") -> RunConfig:
         train=TrainSection(sequence_length=length, global_batch=batch, micro_batch=micro_batch, steps=1000),
         optimizer=OptimizerSection(lr=1e-4),
         precision=PrecisionSection(dtype="bf16", fp8=OUR_ROWS.get(row, "none")),
-        kernels=KernelsSection(scan=OUR_SCANS.get(row, "auto"), cuda_graphs="on" if row.endswith("-graphs") else "off"),
+        kernels=KernelsSection(scan=OUR_SCANS.get(row, "auto"), cuda_graphs=graphs),
     )
 
 
@@ -162,7 +161,7 @@ def measure_row(name: str, shape: str, profile: str | None, chunks: int = CHUNKS
     config = run_config(shape, name)
     plan, world = make_plan(config, 1, facts=None), join_world(Mesh(1))
     batches = random_batches(plan, world.device)
-    if name in OUR_ROWS:
+    if name.removesuffix(GRAPHS) in OUR_ROWS:
         engine = random_engine(config, plan, world)
         step: Callable[[], Any] = our_step(engine, batches)
     else:
