@@ -20,11 +20,13 @@ CHUNK = 64  # tokens of a chunk
 BLOCK_N = 128  # of a state, that one program passes from chunk to chunk
 HEADS = 8  # of a group, over which one program sums the gradients of B and C
 WARPS = {"states": 4, "outputs": 4, "state_gradients": 4, "gradients": 8, "convolution": 2}  # of a program
+STAGES = {2: 3, 4: 1}  # at most, of a loop's loads, by bytes of an activation; 3 is Triton's default
 WIDTHS = (16, 32, 64, 128)  # of heads and of states
 TAPS = 4  # of a convolution; one with fewer gets taps of 0
 TOKENS = 64  # of a program of the convolution; a multiple of 4
 CHANNELS = 256  # of the same
 NORMED = 16  # tokens of a program of the norm's gradients
+_fitting: dict[tuple[Any, ...], int] = {}  # stages of the kernels that were launched
 
 
 def missing(device: torch.device) -> str:
@@ -182,10 +184,11 @@ class _Scan(torch.autograd.Function):
         before, after = _states(x, delta, log, B, document, state)
         y = x.new_empty(x.shape)
         (rows, length, heads, width), (groups, size), chunks = x.shape, B.shape[2:], log.shape[1]
-        _kernels().outputs[(chunks, heads, rows)](
+        _launch(
+            "outputs", (chunks, heads, rows),
             x, delta, log, B, C, log if document is None else document, before, y,
             length, chunks, heads, heads // groups, *x.stride()[:2], *B.stride()[:2], *C.stride()[:2],
-            DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, num_warps=WARPS["outputs"],
+            DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size,
         )  # fmt: skip
         ctx.save_for_backward(x, delta, log, B, C, document, state)
         ctx.mark_non_differentiable(after)
@@ -200,11 +203,11 @@ class _Scan(torch.autograd.Function):
         dafter, (block_N, blocks), of_group = torch.empty_like(before), _blocks(size), heads // groups
         dtotal = torch.empty(rows, chunks, heads, blocks, dtype=torch.float32, device=x.device)
         documents = log if document is None else document
-        _kernels().state_gradients[(blocks, heads, rows)](
+        _launch(
+            "state_gradients", (blocks, heads, rows),
             dy, log, C, documents, before, dafter, dtotal,
             length, chunks, heads, of_group, *C.stride()[:2],
             DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, BLOCK_N=block_N,
-            num_warps=WARPS["state_gradients"],
         )  # fmt: skip
         together = next(count for count in range(min(HEADS, of_group), 0, -1) if of_group % count == 0)
         dx, ddelta, dlog = (
@@ -213,10 +216,11 @@ class _Scan(torch.autograd.Function):
             torch.empty_like(log),
         )
         dB, dC = (torch.empty(rows, length, heads // together, size, device=x.device) for _ in range(2))
-        _kernels().gradients[(chunks, heads // together, rows)](
+        _launch(
+            "gradients", (chunks, heads // together, rows),
             dy, x, delta, log, B, C, documents, before, dafter, dx, ddelta, dlog, dB, dC,
             length, chunks, heads, of_group, *x.stride()[:2], *B.stride()[:2], *C.stride()[:2],
-            DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, HEADS=together, num_warps=WARPS["gradients"],
+            DOCUMENTS=document is not None, Q=CHUNK, P=width, N=size, HEADS=together,
         )  # fmt: skip
         dlog[:, :, -1] += dtotal.sum(-1)
         dB, dC = (part.unflatten(2, (groups, -1)).sum(3).to(B.dtype) for part in (dB, dC))
@@ -231,13 +235,36 @@ def _states(
     before = torch.empty(rows, chunks, heads, width, size, dtype=x.dtype, device=x.device)
     after = torch.empty(rows, heads, width, size, dtype=torch.float32, device=x.device)
     block_N, blocks = _blocks(size)
-    _kernels().states[(blocks, heads, rows)](
+    _launch(
+        "states", (blocks, heads, rows),
         x, delta, log, B, log if document is None else document, log if state is None else state, before, after,
         length, chunks, heads, heads // groups, *x.stride()[:2], *B.stride()[:2],
         DOCUMENTS=document is not None, STATE=state is not None, Q=CHUNK, P=width, N=size, BLOCK_N=block_N,
-        num_warps=WARPS["states"],
     )  # fmt: skip
     return before, after
+
+
+def _launch(name: str, grid: tuple[int, int, int], x: Tensor, *given: Any, **constants: Any) -> None:
+    """Launch a kernel, with fewer stages than STAGES if they need more shared memory than the GPU has.
+
+    fp32, whose products run without Tensor Cores, has one stage; three needed 312,832 bytes for heads of 64 features
+    with states of 128.
+
+    Raises:
+        OutOfResources: one stage does not fit either.
+    """
+    from triton.runtime import OutOfResources
+
+    key = (name, x.device, x.dtype, *constants.values())
+    for stages in range(_fitting.get(key, STAGES[x.element_size()]), 0, -1):
+        try:
+            getattr(_kernels(), name)[grid](x, *given, **constants, num_warps=WARPS[name], num_stages=stages)
+        except OutOfResources:
+            if stages == 1:
+                raise
+        else:
+            _fitting[key] = stages
+            return
 
 
 def _blocks(size: int) -> tuple[int, int]:

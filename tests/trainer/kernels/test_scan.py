@@ -160,6 +160,51 @@ def test_the_triton_kernels_go_on_from_a_state_as_the_plain_scan(length):
         torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))
 
 
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
+@pytest.mark.parametrize(
+    ("capability", "memory", "dtype", "width", "size"),
+    [
+        (90, 232_448, torch.float32, 64, 128),
+        (90, 232_448, torch.bfloat16, 128, 128),
+        (89, 101_376, torch.bfloat16, 64, 128),
+    ],
+)
+def test_the_triton_kernels_fit_the_shared_memory_of_a_gpu(capability, memory, dtype, width, size, monkeypatch):
+    """Compiled for it and not launched, so that any machine with Triton can tell."""
+    runtime, target = pytest.importorskip("triton.runtime"), pytest.importorskip("triton.backends.compiler").GPUTarget
+    used = dict[str, int]()
+
+    class Driver:
+        def get_current_target(self):
+            return target("cuda", capability, 32)
+
+        def get_current_device(self):
+            return f"sm_{capability}"  # a key of compiled kernels, apart from those of a real GPU
+
+        def get_current_stream(self, _):
+            return 0
+
+    def compiled(kernel, *given, grid, warmup, **constants):
+        needed = run(kernel, *given, grid=grid, warmup=True, **constants).metadata.shared
+        if needed > memory:
+            raise runtime.OutOfResources(needed, memory, "shared memory")
+        used[kernel.__name__] = needed
+
+    run = runtime.JITFunction.run
+    monkeypatch.setattr(runtime.JITFunction, "run", compiled)
+    monkeypatch.setattr(triton_scan, "_fitting", {})
+    shapes = (1, EDGE, 8, width), (1, EDGE, 8), (8,), (1, EDGE, 1, size), (1, EDGE, 1, size)
+    inputs = [torch.zeros(*shape, dtype=torch.float32 if len(shape) < 4 else dtype) for shape in shapes]
+    inputs = [part.requires_grad_() for part in inputs]
+    real = runtime.driver.active if torch.cuda.is_available() else None
+    runtime.driver.set_active(Driver())
+    try:
+        triton_scan.chunk_scan(*inputs, chunk=EDGE)[0].sum().backward()
+    finally:
+        runtime.driver.set_active(real)
+    assert set(used) == {"states", "outputs", "state_gradients", "gradients"} and max(used.values()) > 0
+
+
 CONVOLUTIONS = {  # length, channels, width, first tokens of documents
     "one token": (1, 5, 4, None),
     "segments": (2 * triton_scan.TOKENS + 2, 300, 4, None),
