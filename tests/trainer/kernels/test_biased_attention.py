@@ -14,6 +14,7 @@ from trainer.kernels import biased_attention, gpu
 from trainer.kernels.biased_attention import BLOCK, differs_by
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import ScoreShape
+from trainer.kernels.self_test import refusals
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -40,6 +41,17 @@ def test_the_trial_of_a_gpu_and_the_same_bits_twice():
         for _ in range(2)
     )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_gpu_that_lacks_shared_memory_has_no_kernel(monkeypatch):
+    """Heads of 128 features need 140,288 bytes on an L4, which has 101,376; the trial ended the run."""
+
+    def refused(*_):
+        raise refusals()[-1]("out of resource: shared memory")
+
+    monkeypatch.setattr(biased_attention, "_kernels", lambda: biased_attention)
+    monkeypatch.setattr(biased_attention, "differs_by", refused)
+    assert not biased_attention.works.__wrapped__(torch.device("cuda"), torch.bfloat16, 128)
 
 
 def test_other_devices_dtypes_and_widths_have_no_kernel():
