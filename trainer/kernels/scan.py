@@ -16,10 +16,19 @@ of R heads that share B and C, N width of the state; c chunks of Q tokens.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+class ScanSizes(NamedTuple):
+    """Of mixers, what decides the memory that a kernel needs: R, P and N."""
+
+    of_group: int
+    head_dim: int
+    state_size: int
 
 
 def causal_conv(

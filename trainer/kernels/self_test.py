@@ -29,21 +29,28 @@ from trainer.kernels.float8 import (
     float8_rows_product,
 )
 from trainer.kernels.plain import AdamConstants, AdamState
+from trainer.kernels.scan import ScanSizes
 
 # Tolerance of a result in that dtype: a few roundings to 8, 11 or 24 bits.
 TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
-TOKENS, WIDTH, HEADS, GROUPS, HEAD, LENGTH, SIZE = 64, 256, 4, 2, 64, 129, 32
+TOKENS, WIDTH, HEADS, GROUPS, HEAD, LENGTH = 64, 256, 4, 2, 64, 129
+SCAN = ScanSizes(of_group=2, head_dim=64, state_size=32)
 Results = Iterator[tuple[str, Tensor]]
 
 
-def differences(group: str, kernels: Any, *, device: torch.device, dtype: torch.dtype) -> str:
-    """How the operations of one key of [kernels] differ from the plain ones; empty: within the tolerance."""
+def differences(group: str, kernels: Any, *, device: torch.device, dtype: torch.dtype, sizes: ScanSizes = SCAN) -> str:
+    """How the operations of one key of [kernels] differ from the plain ones; empty: within the tolerance.
+
+    Args:
+        sizes: the model's, with which a scan is tried; a GPU may lack the shared memory that they need.
+    """
+    example = functools.partial(_scan, sizes=sizes) if group == "scan" else EXAMPLES[group]
     failures: tuple[type[Exception], ...] = (*refusals(), TypeError, AttributeError, ImportError, AssertionError)
     try:
-        results = list(EXAMPLES[group](kernels, _draws(device), dtype))
+        results = list(example(kernels, _draws(device), dtype))
     except failures as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    expected = EXAMPLES[group](plain, _draws(device), torch.float32)
+    expected = example(plain, _draws(device), torch.float32)
     for (name, actual), (_, right) in zip(results, expected, strict=True):
         if problem := _difference(name, actual, right, tolerance=TOLERANCES[dtype]):
             return problem
@@ -124,28 +131,30 @@ def _weight_gradient(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dty
     yield "a product over stale numbers", target
 
 
-def _scan(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) -> Results:
+def _scan(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype, sizes: ScanSizes = SCAN) -> Results:
     kernels = scan if kernels is plain else kernels
-    sizes, counts = [HEADS * HEAD, GROUPS * SIZE, GROUPS * SIZE], (HEADS, GROUPS, GROUPS)
-    x = draw(2, LENGTH, sum(sizes)).to(dtype).requires_grad_()
-    weight, bias = (draw(sum(sizes), 4) / 2).float().requires_grad_(), draw(sum(sizes)).float().requires_grad_()
-    delta, A = draw(2, LENGTH, HEADS).float().sigmoid().requires_grad_(), (-draw(HEADS).float().exp()).requires_grad_()
-    dy = draw(2, LENGTH, HEADS, HEAD).to(dtype)
+    heads, width, size = GROUPS * sizes.of_group, sizes.head_dim, sizes.state_size
+    cuts, counts = [heads * width, GROUPS * size, GROUPS * size], (heads, GROUPS, GROUPS)
+    x = draw(2, LENGTH, sum(cuts)).to(dtype).requires_grad_()
+    weight, bias = (draw(sum(cuts), 4) / 2).float().requires_grad_(), draw(sum(cuts)).float().requires_grad_()
+    delta, A = draw(2, LENGTH, heads).float().sigmoid().requires_grad_(), (-draw(heads).float().exp()).requires_grad_()
+    dy = draw(2, LENGTH, heads, width).to(dtype)
     halves = torch.arange(LENGTH, device=x.device).expand(2, -1) // (LENGTH // 2)
     for document in (None, halves):
-        parts = kernels.causal_conv(x, weight, bias, document_BS=document).split(sizes, -1)
-        heads, B, C = (part.unflatten(-1, (count, -1)) for part, count in zip(parts, counts, strict=True))
-        y, state = kernels.chunk_scan(heads, delta, A, B, C, chunk=32, document_BS=document)
+        parts = kernels.causal_conv(x, weight, bias, document_BS=document).split(cuts, -1)
+        inputs, B, C = (part.unflatten(-1, (count, -1)) for part, count in zip(parts, counts, strict=True))
+        y, state = kernels.chunk_scan(inputs, delta, A, B, C, chunk=32, document_BS=document)
         yield from (("the scan", y.detach()), ("the state behind it", state.detach()))
         gradients = torch.autograd.grad(y, (x, weight, bias, delta, A), dy.to(y.dtype))
         names = ("the input", "the convolution", "its bias", "steps", "decays")
         yield from ((f"the gradient of {name}", part) for name, part in zip(names, gradients, strict=True))
     with torch.no_grad():  # as in generation
-        y, state = kernels.chunk_scan(heads, delta, A, B, C, chunk=32, state_BHPN=draw(2, HEADS, HEAD, SIZE).float())
+        before = draw(2, heads, width, size).float()
+        y, state = kernels.chunk_scan(inputs, delta, A, B, C, chunk=32, state_BHPN=before)
     yield from (("the scan from a state", y), ("the state behind that", state))
-    y, x = (draw(2, LENGTH, HEADS, HEAD).to(dtype).requires_grad_() for _ in range(2))
-    z, dy = draw(2, LENGTH, HEADS * HEAD).to(dtype).requires_grad_(), draw(2, LENGTH, HEADS * HEAD).to(dtype)
-    D, weight = draw(HEADS).float().requires_grad_(), draw(HEADS * HEAD).float().requires_grad_()
+    y, x = (draw(2, LENGTH, heads, width).to(dtype).requires_grad_() for _ in range(2))
+    z, dy = draw(2, LENGTH, heads * width).to(dtype).requires_grad_(), draw(2, LENGTH, heads * width).to(dtype)
+    D, weight = draw(heads).float().requires_grad_(), draw(heads * width).float().requires_grad_()
     normed = kernels.gated_norm(y, x, z, D, weight, groups=GROUPS, epsilon=1e-5)
     yield "the gated norm", normed.detach()
     names = ("its input", "what D multiplies", "its gate", "D", "its weight")

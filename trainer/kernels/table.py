@@ -37,7 +37,8 @@ from trainer.kernels import (
     transformer_engine,
     triton_scan,
 )
-from trainer.kernels.self_test import differences, float8_differences, float8_rows_differences
+from trainer.kernels.scan import ScanSizes
+from trainer.kernels.self_test import SCAN, differences, float8_differences, float8_rows_differences
 
 Kernel = Callable[..., Any]
 
@@ -170,12 +171,13 @@ def compiled() -> Kernels:
 
 
 def choose_kernels(
-    device: torch.device, dtype: torch.dtype, wanted: KernelsSection | None = None, *, scans: bool = False
+    device: torch.device, dtype: torch.dtype, wanted: KernelsSection | None = None, *, scans: ScanSizes | None = None
 ) -> Kernels:
     """The kernels that `wanted` names, tested; otherwise the fastest ones.
 
     The fastest are compiled ones on a GPU; on a CPU PyTorch's own if it has them, but the plain ones for 16-bit
-    activations. `scans`: whether the model has mixers, whose fastest scan on a GPU is that of triton_scan.py.
+    activations. `scans`: sizes of the model's mixers, whose fastest scan on a GPU is that of triton_scan.py; None: no
+    mixers.
 
     Raises:
         UsageError: a named kernel is not available, or computes something else.
@@ -184,21 +186,21 @@ def choose_kernels(
         chosen = compiled()
     else:
         chosen = LIBRARY if device.type == "cpu" and dtype in (torch.float32, torch.float64) else PLAIN
-    if scans and device.type == "cuda" and (wanted is None or wanted.scan == "auto"):
-        chosen = _with_fastest_scan(chosen, device, dtype)
+    if scans is not None and device.type == "cuda" and (wanted is None or wanted.scan == "auto"):
+        chosen = _with_fastest_scan(chosen, device, dtype, scans)
     for group, name in dataclasses.asdict(wanted or KernelsSection()).items():
         if name != "auto" and group in GROUPS:  # tensor_parallel belongs to the layers
-            named = _implementation(group, name, device=device, dtype=dtype)
+            named = _implementation(group, name, device=device, dtype=dtype, sizes=scans or SCAN)
             chosen = dataclasses.replace(chosen, **{each: getattr(named, each) for each in GROUPS[group]})
     return chosen
 
 
-def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Kernels:
+def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: ScanSizes) -> Kernels:
     """With a scan that computes the same as the plain one, whose speed a warning states where there is none."""
     reasons = []
     for named, reason in ((TRITON, triton_scan.missing(device)), (MAMBA_SSM, mamba_ssm.missing(device))):
         reason = reason or ("it does not support fp64" if dtype == torch.float64 else "")
-        if not (reason := reason or differences("scan", named, device=device, dtype=dtype)):
+        if not (reason := reason or differences("scan", named, device=device, dtype=dtype, sizes=sizes)):
             return dataclasses.replace(kernels, **{each: getattr(named, each) for each in GROUPS["scan"]})
         reasons.append(reason)
     slow = "mixers run on plain PyTorch in fp32, without Tensor Cores; with scan, convolution and norm plain a hybrid"
@@ -207,7 +209,7 @@ def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtyp
     return kernels
 
 
-def _implementation(group: str, name: str, *, device: torch.device, dtype: torch.dtype) -> Kernels:
+def _implementation(group: str, name: str, *, device: torch.device, dtype: torch.dtype, sizes: ScanSizes) -> Kernels:
     if name == "compiled":
         if device.type != "cuda":
             raise _refused(group, name, "it runs on GPUs only")
@@ -223,7 +225,7 @@ def _implementation(group: str, name: str, *, device: torch.device, dtype: torch
         named, reason = TRITON, triton_scan.missing(device)
     if dtype == torch.float64:
         reason = reason or "it does not support fp64"
-    if reason := reason or differences(group, named, device=device, dtype=dtype):
+    if reason := reason or differences(group, named, device=device, dtype=dtype, sizes=sizes):
         raise _refused(group, name, reason)
     return named
 

@@ -13,9 +13,10 @@ import torch
 
 from mdata import UsageError
 from trainer.config.sections import KernelsSection
-from trainer.kernels import apex, mamba_ssm, plain, scan, self_test, table, transformer_engine
+from trainer.kernels import apex, mamba_ssm, plain, scan, self_test, table, transformer_engine, triton_scan
 from trainer.kernels.float8 import float8_product, float8_quantize
-from trainer.kernels.self_test import EXAMPLES, TOLERANCES, differences, float8_differences
+from trainer.kernels.scan import ScanSizes
+from trainer.kernels.self_test import EXAMPLES, SCAN, TOLERANCES, differences, float8_differences, refusals
 from trainer.kernels.table import GROUPS, LIBRARY, PLAIN, choose_kernels, float8_kernels
 
 CPU = torch.device("cpu")
@@ -168,15 +169,40 @@ def test_without_cudnn_in_the_process_the_library_takes_its_own(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_libraries")
-def test_without_a_scan_for_gpus_a_warning_says_how_slow_mixers_are():
+def test_without_a_scan_for_gpus_a_warning_says_how_slow_mixers_are(monkeypatch):
+    monkeypatch.setattr(triton_scan, "missing", lambda _: "no Triton")
     gpu = torch.device("cuda")
     with pytest.warns(
-        RuntimeWarning, match="plain PyTorch in fp32.* at 44 % of the speed .*: .*; mamba-ssm is not installed"
+        RuntimeWarning, match="plain PyTorch in fp32.* at 44 % of the speed .*: no Triton; mamba-ssm is not installed"
     ):
-        chosen = choose_kernels(gpu, torch.bfloat16, scans=True)
+        chosen = choose_kernels(gpu, torch.bfloat16, scans=SCAN)
     assert chosen.chunk_scan is scan.chunk_scan
-    assert choose_kernels(gpu, torch.bfloat16, KernelsSection(scan="plain"), scans=True).chunk_scan is scan.chunk_scan
+    assert choose_kernels(gpu, torch.bfloat16, KernelsSection(scan="plain"), scans=SCAN).chunk_scan is scan.chunk_scan
     choose_kernels(gpu, torch.bfloat16)  # other models are told nothing
+
+
+@pytest.mark.usefixtures("without_libraries")
+def test_a_scan_is_tried_with_the_sizes_of_the_model(monkeypatch):
+    """One that lacks shared memory for them alone ended runs in their first step."""
+
+    def scans(x, delta, A, B, C, **how):
+        if x.shape[-1] * B.shape[-1] > 64 * 64:
+            raise refusals()[-1]("out of resource: shared memory")
+        return scan.chunk_scan(x, delta, A, B, C, **how)
+
+    monkeypatch.setattr(table, "TRITON", dataclasses.replace(PLAIN, chunk_scan=scans))
+    monkeypatch.setattr(triton_scan, "missing", lambda _: "")
+    monkeypatch.setattr(table, "differences", lambda *given, device, **how: differences(*given, device=CPU, **how))
+    gpu = torch.device("cuda")
+    assert choose_kernels(gpu, torch.float32, scans=SCAN).chunk_scan is scans
+    large = ScanSizes(of_group=3, head_dim=64, state_size=128)
+    with pytest.warns(RuntimeWarning, match="its self-test failed: .*: out of resource: shared memory; mamba-ssm"):
+        assert choose_kernels(gpu, torch.float32, scans=large).chunk_scan is scan.chunk_scan
+    assert choose_kernels(gpu, torch.float32, KernelsSection(scan="triton"), scans=SCAN).chunk_scan is scans
+    with pytest.raises(
+        UsageError, match=r'kernels\.scan="triton" cannot be used: .* out of resource: shared memory; set'
+    ):
+        choose_kernels(gpu, torch.float32, KernelsSection(scan="triton"), scans=large)
 
 
 def test_mamba_ssm_is_used_where_it_computes_the_same(monkeypatch):

@@ -38,6 +38,8 @@ from trainer.config.sections import (
     RunConfig,
 )
 from trainer.convert.model_keys import model_config
+from trainer.kernels.scan import ScanSizes
+from trainer.kernels.table import PLAIN, Kernels
 from trainer.models.family import family_of
 from trainer.models.mamba.shape import allocated
 from trainer.models.stage import Microbatch
@@ -132,6 +134,19 @@ def _model(config: RunConfig, dtype: torch.dtype = torch.float64) -> Any:
             initialize_([ElementRange(spec, 0, spec.numel, flat)], seed=3)
             held[spec.name].copy_(flat.view(spec.shape) * (10 if spec.std else 1))
     return model
+
+
+@pytest.mark.parametrize(("pattern", "tried"), [("MM", ScanSizes(4, 8, 6)), ("**", None)])
+def test_kernels_are_chosen_for_the_sizes_of_mixers(pattern: str, tried: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def chosen(*_: Any, scans: Any) -> Kernels:
+        seen.append(scans)
+        return PLAIN
+
+    monkeypatch.setattr("trainer.models.gpt.model.choose_kernels", chosen)
+    _model(config_of(pattern))
+    assert seen == [tried]
 
 
 def _losses(model: Any, tokens_BS: Tensor, bounds: list[int] | None = None) -> Tensor:

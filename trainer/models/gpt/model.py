@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.kernels.scan import ScanSizes
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
 from trainer.layers.base import Layer, Parallel
@@ -509,7 +510,7 @@ def build_gpt(
     config: RunConfig | None = None,
     allocate: bool = True,
     model: type[GPT] = GPT,
-    scans: bool = False,
+    scans: ScanSizes | None = None,
 ) -> GPT:
     """Allocate a stage with uninitialized weights directly in its dtype on its device.
 
@@ -517,7 +518,7 @@ def build_gpt(
         groups: axis -> ranks along it: "tp", and "cp" if rows are divided.
         config: for kernels, recomputation and seed; None: the fastest kernels, and nothing is recomputed.
         allocate: False: parameters stay on "meta", to be replaced by the caller.
-        model: GPT, or a family's class that differs from it in its blocks. scans: whether it has mixers.
+        model: GPT, or a family's class that differs from it in its blocks. scans: of its mixers.
     """
     kernels = choose_kernels(device, dtype, config.kernels if config else None, scans=scans)
     recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.sections import RunConfig
+from trainer.kernels.scan import ScanSizes
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Parallel
 from trainer.layers.dropout import Dropout
@@ -97,4 +98,6 @@ def build_mamba(
 ) -> GPT:
     """See `build_gpt`."""
     build = functools.partial(build_gpt, shape, place, groups=groups, dtype=dtype, device=device)
-    return build(config=config, allocate=allocate, model=Mamba, scans="M" in shape.pattern)
+    mixer = shape.mixer
+    sizes = ScanSizes(mixer.num_heads // mixer.num_groups, mixer.head_dim, mixer.state_size)
+    return build(config=config, allocate=allocate, model=Mamba, scans=sizes if "M" in shape.pattern else None)
