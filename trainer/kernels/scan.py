@@ -24,9 +24,8 @@ from torch.nn import functional as F
 
 
 class ScanSizes(NamedTuple):
-    """Of mixers, what decides the memory that a kernel needs: R, P and N."""
+    """Of mixers, what decides the memory that a kernel needs: P and N."""
 
-    of_group: int
     head_dim: int
     state_size: int
 

@@ -34,7 +34,9 @@ from trainer.kernels.scan import ScanSizes
 # Tolerance of a result in that dtype: a few roundings to 8, 11 or 24 bits.
 TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 TOKENS, WIDTH, HEADS, GROUPS, HEAD, LENGTH = 64, 256, 4, 2, 64, 129
-SCAN = ScanSizes(of_group=2, head_dim=64, state_size=32)
+SCAN = ScanSizes(head_dim=64, state_size=32)
+# Of 2 heads of 16 x 32 the decays have gradients so near 0 that rounding to fp16 is 3.5 times the tolerance.
+SCAN_HEADS = 16
 Results = Iterator[tuple[str, Tensor]]
 
 
@@ -133,7 +135,7 @@ def _weight_gradient(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dty
 
 def _scan(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype, sizes: ScanSizes = SCAN) -> Results:
     kernels = scan if kernels is plain else kernels
-    heads, width, size = GROUPS * sizes.of_group, sizes.head_dim, sizes.state_size
+    heads, (width, size) = SCAN_HEADS, sizes
     cuts, counts = [heads * width, GROUPS * size, GROUPS * size], (heads, GROUPS, GROUPS)
     x = draw(2, LENGTH, sum(cuts)).to(dtype).requires_grad_()
     weight, bias = (draw(sum(cuts), 4) / 2).float().requires_grad_(), draw(sum(cuts)).float().requires_grad_()

@@ -195,7 +195,7 @@ def test_a_scan_is_tried_with_the_sizes_of_the_model(monkeypatch):
     monkeypatch.setattr(table, "differences", lambda *given, device, **how: differences(*given, device=CPU, **how))
     gpu = torch.device("cuda")
     assert choose_kernels(gpu, torch.float32, scans=SCAN).chunk_scan is scans
-    large = ScanSizes(of_group=3, head_dim=64, state_size=128)
+    large = ScanSizes(head_dim=64, state_size=128)
     with pytest.warns(RuntimeWarning, match="its self-test failed: .*: out of resource: shared memory; mamba-ssm"):
         assert choose_kernels(gpu, torch.float32, scans=large).chunk_scan is scan.chunk_scan
     assert choose_kernels(gpu, torch.float32, KernelsSection(scan="triton"), scans=SCAN).chunk_scan is scans

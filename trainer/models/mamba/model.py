@@ -98,6 +98,5 @@ def build_mamba(
 ) -> GPT:
     """See `build_gpt`."""
     build = functools.partial(build_gpt, shape, place, groups=groups, dtype=dtype, device=device)
-    mixer = shape.mixer
-    sizes = ScanSizes(mixer.num_heads // mixer.num_groups, mixer.head_dim, mixer.state_size)
+    sizes = ScanSizes(shape.mixer.head_dim, shape.mixer.state_size)
     return build(config=config, allocate=allocate, model=Mamba, scans=sizes if "M" in shape.pattern else None)
