@@ -198,7 +198,7 @@ def choose_kernels(
 def _with_fastest_scan(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: ScanSizes) -> Kernels:
     """With a scan that computes the same as the plain one, whose speed a warning states where there is none."""
     reasons = []
-    for named, reason in ((TRITON, triton_scan.missing(device)), (MAMBA_SSM, mamba_ssm.missing(device))):
+    for named, reason in ((TRITON, triton_scan.missing(device, sizes)), (MAMBA_SSM, mamba_ssm.missing(device))):
         reason = reason or ("it does not support fp64" if dtype == torch.float64 else "")
         if not (reason := reason or differences("scan", named, device=device, dtype=dtype, sizes=sizes)):
             return dataclasses.replace(kernels, **{each: getattr(named, each) for each in GROUPS["scan"]})
@@ -222,7 +222,7 @@ def _implementation(group: str, name: str, *, device: torch.device, dtype: torch
     if name == "mamba_ssm":
         named, reason = MAMBA_SSM, mamba_ssm.missing(device)
     if name == "triton":
-        named, reason = TRITON, triton_scan.missing(device)
+        named, reason = TRITON, triton_scan.missing(device, sizes)
     if dtype == torch.float64:
         reason = reason or "it does not support fp64"
     if reason := reason or differences(group, named, device=device, dtype=dtype, sizes=sizes):

@@ -29,8 +29,11 @@ NORMED = 16  # tokens of a program of the norm's gradients
 _fitting: dict[tuple[Any, ...], int] = {}  # stages of the kernels that were launched
 
 
-def missing(device: torch.device) -> str:
-    """Why these kernels cannot serve; empty: they can."""
+def missing(device: torch.device, sizes: scan.ScanSizes) -> str:
+    """Why these kernels cannot serve mixers of these sizes; empty: they can."""
+    if not {*sizes} <= {*WIDTHS}:
+        widths = ", ".join(map(str, WIDTHS))
+        return f"the Triton kernels are for heads and states of {widths}, not {sizes.head_dim} and {sizes.state_size}"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     return "" if device.type == "cuda" else "it runs on GPUs only"

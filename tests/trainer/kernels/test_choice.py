@@ -170,7 +170,7 @@ def test_without_cudnn_in_the_process_the_library_takes_its_own(monkeypatch):
 
 @pytest.mark.usefixtures("without_libraries")
 def test_without_a_scan_for_gpus_a_warning_says_how_slow_mixers_are(monkeypatch):
-    monkeypatch.setattr(triton_scan, "missing", lambda _: "no Triton")
+    monkeypatch.setattr(triton_scan, "missing", lambda *_: "no Triton")
     gpu = torch.device("cuda")
     with pytest.warns(
         RuntimeWarning, match="plain PyTorch in fp32.* at 44 % of the speed .*: no Triton; mamba-ssm is not installed"
@@ -179,6 +179,17 @@ def test_without_a_scan_for_gpus_a_warning_says_how_slow_mixers_are(monkeypatch)
     assert chosen.chunk_scan is scan.chunk_scan
     assert choose_kernels(gpu, torch.bfloat16, KernelsSection(scan="plain"), scans=SCAN).chunk_scan is scan.chunk_scan
     choose_kernels(gpu, torch.bfloat16)  # other models are told nothing
+
+
+@pytest.mark.usefixtures("without_libraries")
+@pytest.mark.parametrize("sizes", [(80, 64), (64, 256)])
+def test_sizes_that_the_scan_has_no_kernels_for_are_named(sizes):
+    """They ran on plain PyTorch without a word, and mamba-ssm was not tried."""
+    gpu, words = torch.device("cuda"), f"heads and states of 16, 32, 64, 128, not {sizes[0]} and {sizes[1]}"
+    with pytest.warns(RuntimeWarning, match=f"{words}; mamba-ssm is not installed"):
+        assert choose_kernels(gpu, torch.bfloat16, scans=ScanSizes(*sizes)).chunk_scan is scan.chunk_scan
+    with pytest.raises(UsageError, match=words):
+        choose_kernels(gpu, torch.bfloat16, KernelsSection(scan="triton"), scans=ScanSizes(*sizes))
 
 
 @pytest.mark.usefixtures("without_libraries")
@@ -191,7 +202,7 @@ def test_a_scan_is_tried_with_the_sizes_of_the_model(monkeypatch):
         return scan.chunk_scan(x, delta, A, B, C, **how)
 
     monkeypatch.setattr(table, "TRITON", dataclasses.replace(PLAIN, chunk_scan=scans))
-    monkeypatch.setattr(triton_scan, "missing", lambda _: "")
+    monkeypatch.setattr(triton_scan, "missing", lambda *_: "")
     monkeypatch.setattr(table, "differences", lambda *given, device, **how: differences(*given, device=CPU, **how))
     gpu = torch.device("cuda")
     assert choose_kernels(gpu, torch.float32, scans=SCAN).chunk_scan is scans
