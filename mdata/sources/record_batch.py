@@ -35,7 +35,7 @@ _EXCERPT_CHARACTERS = 80
 # How to avoid a kind of bad row, besides correcting it.
 _FIXES: dict[Kind, str] = {
     "blank": "sed -i '/^[[:space:]]*$/d' FILE removes blank lines; or ",
-    "no-key": "another key (--json-keys, --tokens-column); or ",
+    "no-key": "another key (--json-key or --json-keys, --tokens-column); or ",
     "torn": "download the file again; or ",
     "too-long": "a larger --max-record-bytes, such as 1G, if the record is good; or ",
 }
