@@ -172,7 +172,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     sources = [] if arguments.task else [source.looked_at() for source in sources]
     if not arguments.print and not arguments.overwrite:
         weights = given.get("checkpoint", {}).get("init_from", _first_weights(model, arguments))
-        _refuse_other_run(output, weights, sources[0] if sources else None)
+        _refuse_other_run(output, folder, weights, sources[0] if sources else None)
     task = prepare(arguments, model, folder / "data", console) if arguments.task else None
     if task is not None:
         blend, valid = task.train, ""
@@ -231,12 +231,13 @@ class _Source(NamedTuple):
         return self._replace(schema=schema, key=key)
 
 
-def _refuse_other_run(output: Path, weights: str, source: _Source | None) -> None:
-    """Refuse the file of a run of another model or other data, before any data is tokenized."""
+def _refuse_other_run(output: Path, folder: Path, weights: str, source: _Source | None) -> None:
+    """Refuse the file or the folder of a run of another model or other data, before any data is tokenized."""
     with os_errors_named("reading the run.toml"):
-        if not output.exists():
+        written = output if output.exists() else folder / "config.toml"  # of a run that another file began
+        if not written.exists():
             return
-        text = output.read_bytes()
+        text = written.read_bytes()
     try:
         tables = parse_toml(text.decode())
         same = tables["checkpoint"]["init_from"] == weights
@@ -245,7 +246,7 @@ def _refuse_other_run(output: Path, weights: str, source: _Source | None) -> Non
     except (ValueError, KeyError, TypeError):  # not written by this command
         same = False
     if not same:
-        raise _other(output)
+        raise _other(written)
 
 
 def _refuse_other(output: Path, text: str) -> None:

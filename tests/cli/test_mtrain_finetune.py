@@ -201,6 +201,8 @@ def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixtur
         (["tiny", "chats.jsonl", "--lora", "4", "--task", "mnli"], "--task mnli and --lora exclude each other"),
         (["tiny", "chats.jsonl", "--epochs", "2", "train.steps=4"], "--epochs and train.* both say"),
         (["tiny", "chats.jsonl", "model.depth=4"], "there is no key model.depth"),
+        (["tiny", "chats.jsonl", "train.stepz=4"], "there is no key train.stepz; did you mean steps?"),
+        (["tiny", "chats.jsonl", "trian.steps=4"], "there is no section [trian]; did you mean train?"),
         (["tiny", "chats.jsonl", "--gpus", "900"], "--gpus 900: this machine has"),
         (["bare", "chats.jsonl"], "bare has no tokenizer for the texts in chats.jsonl"),
         (
@@ -303,6 +305,16 @@ def test_a_folder_of_another_run_and_bad_held_out_data_are_refused_before_data_i
         expected = f"{valid}" if valid else "old/run.toml already exists, with other settings"
         assert expected in capsys.readouterr().err
     assert [path.name for path in (here / "old").iterdir()] == ["run.toml"]
+
+
+def test_the_folder_of_a_run_that_another_command_began_is_refused_before_data_is_tokenized(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "base").mkdir()
+    (here / "base/config.toml").write_text('run.folder = "base"\ndata.blend = "mix.json"')
+    assert finetune("tiny", "chats.jsonl", "--folder", "base") == 2
+    assert "base/config.toml already exists, with other settings\n  try: mtrain train" in capsys.readouterr().err
+    assert [path.name for path in (here / "base").iterdir()] == ["config.toml"]
 
 
 def test_bad_records_stop_or_are_skipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,11 +224,11 @@ def setting_problem(name: str, value: Any) -> str | None:
     section, _, key = name.rpartition(".")
     section_type = section_types().get(section)
     if section_type is None:
-        return f"there is no section [{section}]"
+        return f"there is no section [{_cut(section)}]{_suggestion(section, section_types())}"
     hints = _hints(section_type)
-    return (
-        _value_problem(name, _converted(value, hints[key]), hints[key]) if key in hints else f"there is no key {name}"
-    )
+    if key not in hints:
+        return _unknown_key(section, key, hints)
+    return _value_problem(name, _converted(value, hints[key]), hints[key])
 
 
 def is_old_not_set(name: str, value: Any) -> bool:
