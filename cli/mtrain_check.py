@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from mdata import ResourceError, UsageError
 from mdata.errors import counted
-from trainer.config.parse import ReadConfig, read_config
+from trainer.config.parse import ReadConfig
 from trainer.errors import size_text
 
 from .console import Console, Parser
-from .mtrain_options import add_run_arguments, read_with_problems
+from .mtrain_options import add_run_arguments, read_run_file, read_with_problems
 
 if TYPE_CHECKING:
     from trainer.plan.plan import Plan
@@ -93,7 +93,7 @@ def _read(arguments: argparse.Namespace) -> tuple[ReadConfig, int]:
             found=f"--ranks {arguments.ranks}" + (f", --nproc {arguments.nproc}" if arguments.nproc else ""),
             expected="1 or more, and no --nproc",
         )
-    return read_config(arguments.config, arguments.overrides), arguments.ranks
+    return read_run_file(arguments.config, arguments.overrides), arguments.ranks
 
 
 def _plan(start: Start, result: Survey, world_size: int) -> Plan:

@@ -25,7 +25,7 @@ from trainer.launching.run_status import is_active
 
 from .console import Console, Parser
 from .launch import add_slurm_options, slurm_options
-from .mtrain_options import add_run_arguments, world_size
+from .mtrain_options import add_run_arguments, read_run_file, world_size
 
 if TYPE_CHECKING:
     from trainer.config.parse import ReadConfig
@@ -101,11 +101,9 @@ _ENGINES = {
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Check the run, then start, submit or print it."""
-    from trainer.config.parse import read_config
-
     words, run = _command(arguments.command)
     _check_options(arguments)
-    read = read_config(run.config, run.overrides)
+    read = read_run_file(run.config, run.overrides)
     job = _job(arguments, words, run, read)
     if arguments.engine == "k8s":
         _check_run(arguments, run, read, job, console)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from mdata import UsageError
 from mdata.errors import counted
@@ -51,8 +53,25 @@ def read_run_arguments(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
 
 def read_with_problems(arguments: argparse.Namespace) -> tuple[ReadConfig, int]:
     """The same, but problems of keys and values are not raised, so that they can be reported with others."""
-    read = read_config(arguments.config, arguments.overrides)
+    read = read_run_file(arguments.config, arguments.overrides)
     return read, world_size(read.config, arguments.nproc)
+
+
+def read_run_file(path: str, overrides: Sequence[str]) -> ReadConfig:
+    """The configuration of a run to start or continue, with its problems.
+
+    Among them: it is that of a run folder which `run.folder` does not name. Such a run would begin again there.
+    """
+    read = read_config(path, overrides)
+    here, folder = Path(path).parent, read.config.run.folder
+    is_in_run = Path(path).name == "config.toml" and (here / "metrics.jsonl").exists()
+    is_chosen = any(text.partition("=")[0].strip() == "run.folder" for text in overrides)
+    if is_in_run and not is_chosen and here.resolve() != Path(folder).resolve():
+        read.problems.append(
+            f"run.folder={folder!r}, but this file is in the run folder {here}, which was moved or copied, or was "
+            f"named from another folder; add run.folder={here} to continue that run, or run.folder=NEW to begin one"
+        )
+    return read
 
 
 def world_size(config: RunConfig, nproc: int | None) -> int:

@@ -210,6 +210,32 @@ def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert facts["world_size"] == 3 and len(facts["problems"]) == 3
 
 
+@pytest.mark.parametrize("command", ["check", "check --ranks 1", "train", "launch local --"])
+def test_the_configuration_of_a_run_that_was_moved_does_not_begin_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "config.toml").write_text(RUN.format(folder=tmp_path))
+    (moved / "metrics.jsonl").touch()
+    assert main([*command.split(), str(moved / "config.toml"), "data.blend=mock"]) == 2
+    assert f"add run.folder={moved} to continue that run, or run.folder=NEW" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_configuration_in_the_folder_of_its_run_continues_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml").write_text(RUN.format(folder="."))
+    (tmp_path / "run/metrics.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "run/config.toml", "data.blend=mock"]) == 0
+    monkeypatch.chdir(tmp_path / "run")
+    assert main(["check", "config.toml", "data.blend=mock"]) == 2
+    assert main(["check", "config.toml", "data.blend=mock", "run.folder=../other"]) == 0
+
+
 @pytest.mark.parametrize("command", ["check", "plan", "train"])
 @pytest.mark.parametrize(
     ("words", "text"),
