@@ -223,11 +223,11 @@ def _files(path: Path, task: Task) -> tuple[Path, ...]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, text) of each line; newlines of other kinds than \\n are text."""
+    """(number from 1, text) of each line, without a byte order mark; newlines of other kinds than \\n are text."""
     with os_errors_named(f"reading {file}"), file.open("rb") as stream:
         for number, raw in enumerate(stream, 1):
             try:
-                yield number, raw.decode("utf-8").rstrip("\r\n")
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise BadInputError(f"{file}:{number}: not UTF-8", found=str(error)) from error
 
@@ -343,7 +343,7 @@ def _own_records(file: Path) -> Callable[[str, int], dict[str, Any] | None]:
             return _json(line)
 
         return of_json
-    names = [name.strip().lstrip("\ufeff") for name in first.split("\t")]
+    names = [name.strip() for name in first.split("\t")]
     if len(names) < 2:
         raise UsageError(
             f"{file} is neither jsonl nor tsv",

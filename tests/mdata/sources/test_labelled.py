@@ -106,6 +106,13 @@ def test_what_json_can_say_and_no_text_is(tmp_path, record):
     assert len(read_labelled(path, "classify", on_error="skip").rows) == 1
 
 
+@pytest.mark.parametrize("text", ['{"label": "good", "text": "fine"}\r\n', "label\ttext\r\ngood\tfine\r\n"])
+def test_files_of_windows_are_read_as_others(tmp_path, text):
+    (tmp_path / "own").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (row,) = read_labelled(tmp_path / "own", "classify").rows
+    assert row.texts == ("fine",)
+
+
 def test_files_of_another_kind_are_refused(tmp_path):
     with pytest.raises(UsageError, match="is not a file of task mnli"):
         read_labelled(written(tmp_path, "a\tb\n"), "mnli")
