@@ -347,7 +347,7 @@ def _own_records(file: Path) -> Callable[[str, int], dict[str, Any] | None]:
     if len(names) < 2:
         raise UsageError(
             f"{file} is neither jsonl nor tsv",
-            found=f"a first line {first[:60]!r}",
+            found=f"a first line {first[:60]!r}" if first else "an empty file",
             expected="a record as JSON in each line, or columns separated by tabs under a header",
         )
 

@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 MOST_LEVELS = 64
+BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file of UTF-8 with it
 # A TOML key with more parts than that. tomllib's time and memory are quadratic in the number of parts: a key of 100 kB
 # took 3 GB. Quoted text looks like such a key if it has 65 words joined by dots.
 _WORD = r"""(?>[A-Za-z0-9_-]++|"(?>[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
@@ -23,13 +24,14 @@ _RANGE = range(-(1 << 63), 1 << 63)
 
 
 def load_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
-    """What tomllib reads, whole numbers of any size included.
+    """What tomllib reads, whole numbers of any size included; a byte order mark is no part of the text.
 
     Raises:
         ValueError: it cannot be read, or is nested too deep; the reason in one line.
     """
     import tomllib  # not every command reads TOML
 
+    text = text.removeprefix(BYTE_ORDER_MARK)
     if _LONG_KEY.search(text):
         raise ValueError(f"a key of more than {MOST_LEVELS} parts")
     try:
@@ -49,11 +51,13 @@ def parse_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON document.
+    """Parse a JSON document; a byte order mark is no part of the text.
 
     Raises:
         ValueError: it cannot be read; one line that says why.
     """
+    if isinstance(text, str):  # of bytes, json removes it
+        text = text.removeprefix(BYTE_ORDER_MARK)
     return _bounded(lambda: json.loads(text))
 
 

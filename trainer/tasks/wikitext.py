@@ -167,9 +167,11 @@ def read_wikitext(path: Path) -> str:
     """A file of plain text.
 
     Raises:
-        UsageError: it cannot be read. BadInputError: it is not UTF-8, or its first line is JSON.
+        UsageError: it cannot be read. BadInputError: it is not UTF-8, has no text, or its first line is JSON.
     """
     text = read_text(path)
+    if not text.strip():
+        raise BadInputError(f"{path} has no text", expected="plain text, such as wiki.test.raw")
     line = text.lstrip().partition("\n")[0]
     try:
         value = json.loads(line) if line.startswith("{") else None
@@ -186,13 +188,13 @@ def read_wikitext(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file, with its line ends as they are.
+    """A UTF-8 file, with its line ends as they are, without a byte order mark.
 
     Raises:
         UsageError: it cannot be read, or is a pipe or a device. BadInputError: it is not UTF-8.
     """
     try:
-        return regular_file(path).read_bytes().decode()
+        return regular_file(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path} cannot be read", found=error.strerror) from error
     except UnicodeDecodeError as error:

@@ -120,6 +120,8 @@ def test_files_of_another_kind_are_refused(tmp_path):
         read_labelled(tmp_path, "race")
     with pytest.raises(UsageError, match="neither jsonl nor tsv"):
         read_labelled(written(tmp_path, "one column\n"), "classify")
+    with pytest.raises(UsageError, match=r"(?s)neither jsonl nor tsv.*an empty file"):
+        read_labelled(written(tmp_path, ""), "classify")
     (tmp_path / "latin.tsv").write_bytes(b"text\tlabel\n\xff\t1\n")
     with pytest.raises(BadInputError, match=r"latin\.tsv:2: not UTF-8"):
         read_labelled(tmp_path / "latin.tsv", "classify")

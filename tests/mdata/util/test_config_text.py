@@ -60,6 +60,15 @@ def test_what_is_sound_is_what_pythons_parsers_give():
     }
 
 
+@pytest.mark.parametrize("given", ['{"a": 1}', b'{"a": 1}'], ids=["text", "bytes"])
+def test_a_byte_order_mark_is_no_part_of_the_text(given):
+    mark = "\ufeff" if isinstance(given, str) else "\ufeff".encode()
+    assert parse_json(mark + given) == {"a": 1}
+    assert load_toml("\ufeffa = 1\n") == parse_toml("\ufeffa = 1\n") == {"a": 1}
+    with pytest.raises(ValueError, match="line 2"):
+        parse_toml("a = 1\n\ufeffb = 2\n")
+
+
 def test_what_is_neither_keeps_the_parsers_own_words():
     with pytest.raises(ValueError, match="Expecting value"):
         parse_json("[1,")

@@ -169,9 +169,21 @@ def test_lines_of_json_are_no_wikitext(tmp_path: Path) -> None:
     path.write_text('\n{"text": "a b"}\n')
     with pytest.raises(BadInputError, match="has lines of JSON"):
         read_wikitext(path)
-    for text in (" = Title = \n", '{ " a " : said', "[1]\n", "1 2 3", ""):
+    for text in (" = Title = \n", '{ " a " : said', "[1]\n", "1 2 3"):
         path.write_text(text)
         assert read_wikitext(path) == text
+    for text in ("", " \n"):
+        path.write_text(text)
+        with pytest.raises(BadInputError, match="has no text"):
+            read_wikitext(path)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "marked"
+    path.write_bytes(b'\xef\xbb\xbf{"text": "a b"}\n')
+    assert read_passages(path) == (["a b"], 0)
+    path.write_bytes(b"\xef\xbb\xbf = Title = \n")
+    assert read_wikitext(path) == " = Title = \n"
 
 
 def test_a_document_in_windows() -> None:
