@@ -484,13 +484,14 @@ def _schema_and_key(source: str) -> tuple[str, str | None]:
         )
     chunk = next(chunks(files, 1, spec=spec), None)
     line = b"" if chunk is None else read_chunk(chunk, spec).split(b"\n", 1)[0]
+    beginning = f"{line[:60].decode(errors='replace')!r}"
     try:
         record = json.loads(line)
     except ValueError as error:
         if "jsonl" in Path(source).name.split("."):
             raise BadInputError(
                 f"the first line of {source} is not JSON",
-                found=f"{line[:60].decode(errors='replace')!r}",
+                found=beginning,
                 expected='a record, such as {"messages": [...]}',
             ) from error
         return "", None  # the first line of a manifest
@@ -502,7 +503,7 @@ def _schema_and_key(source: str) -> tuple[str, str | None]:
     if key is None and not {"format", "shards", "components"} & set(keys):
         raise UsageError(
             f"the first record of {source} has nothing to train on",
-            found=f"keys {', '.join(map(repr, keys[:8]))}" if keys else f"{line[:60]!r}",
+            found=f"keys {', '.join(map(repr, keys[:8]))}" if keys else beginning,
             expected="messages or conversations, text, chosen and rejected, or the fields of alpaca or dolly",
             fix="mdata preprocess --json-keys reads other names; give its manifest in place of the file",
         )

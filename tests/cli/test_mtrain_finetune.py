@@ -188,6 +188,7 @@ def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixtur
         (["tiny", "none.jsonl"], "there is no data none.jsonl"),
         (["tiny", "empty.jsonl"], "empty.jsonl is empty"),
         (["tiny", "keys.jsonl"], "the first record of keys.jsonl has nothing to train on\n  found: keys 'prompt'"),
+        (["tiny", "list.jsonl"], "nothing to train on\n  found: '[{}]'"),
         (["tiny", "c_messages_chat.json"], "in the data (ByteTokenizer of 257 ids)"),
         (["tiny", "other.json"], "other.json is not a manifest"),
         (["tiny", "chats.jsonl", "--sequence-length", "129"], "longer than model.max_position=128"),
@@ -218,6 +219,7 @@ def test_what_cannot_be_trained_is_named_and_no_file_is_written(
 ) -> None:
     (here / "empty.jsonl").touch()
     (here / "keys.jsonl").write_text('{"prompt": "a"}\n')
+    (here / "list.jsonl").write_text("[{}]\n")
     (here / "other.json").write_text('{"format": "x"}')
     if words[0] == "bare":
         shutil.copytree("tiny", "bare", ignore=shutil.ignore_patterns("tokenizer*"))
