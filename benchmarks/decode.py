@@ -301,13 +301,13 @@ def memory_slopes(row: str, shape: str, batch: int, requests: int) -> dict[str, 
                 if device.type == "cuda":
                     samples["allocated"].append((tokens, torch.cuda.memory_allocated()))
                     samples["reserved"].append((tokens, torch.cuda.memory_reserved()))
-    found: dict[str, Any] = {"requests": number + 1, "tokens": tokens}
+    growth: dict[str, Any] = {"requests": number + 1, "tokens": tokens}
     for name, points in samples.items():
         if points:
-            found[f"{name}_bytes_per_token"] = round(statistics.linear_regression(*zip(*points, strict=True)).slope, 4)
+            growth[f"{name}_bytes_per_token"] = round(statistics.linear_regression(*zip(*points, strict=True)).slope, 4)
             sizes = [size for _, size in points]
-            found[f"{name}_kib"] = [(sizes[i * (len(sizes) - 1) // 8] - sizes[0]) >> 10 for i in range(9)]
-    return found
+            growth[f"{name}_kib"] = [(sizes[i * (len(sizes) - 1) // 8] - sizes[0]) >> 10 for i in range(9)]
+    return growth
 
 
 @torch.no_grad()
