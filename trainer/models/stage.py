@@ -58,8 +58,9 @@ class RealTokens(NamedTuple):
 
     Args:
         flat_M: int64[M], their places among the B * S tokens: row after row, then the padding.
-        bounds: int32[B + 2], where rows begin among them, where the padding does, and M.
-        longest: tokens of the longest part between bounds.
+        bounds: int32[B + 1 + P], where rows begin among them, then the P parts of the padding, and M. No part is longer
+            than a row.
+        longest: tokens of the longest of all, or more.
     """
 
     flat_M: Tensor

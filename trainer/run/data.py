@@ -434,7 +434,7 @@ def _lengths(padding_mask: np.ndarray) -> np.ndarray:
 def predicted_tokens(loss: np.ndarray, multiple: int, *, few_sizes: bool = False) -> np.ndarray:
     """int64[M], the flat tokens with a loss in order; M is a multiple, which tokens without a loss make up."""
     if few_sizes:  # a few tokens of a hundred are masked: finer than for `real_tokens`
-        multiple = round_up(max(1, loss.size // (4 * GRAPH_SIZES)), multiple)
+        multiple = round_up(max(1, loss.size // (2 * GRAPH_SIZES)), multiple)
     tokens, others = np.flatnonzero(loss > 0), np.flatnonzero(loss <= 0)
     return np.sort(np.append(tokens, others[: -len(tokens) % multiple]))
 
@@ -454,10 +454,11 @@ def real_tokens(
     more = padding[: -len(real) % multiple]
     if len(more) == len(padding):
         return None
-    bounds = np.cumsum([0, *lengths, len(more)], dtype=np.int32)
+    parts = -(-multiple // length)  # of the padding, so that none is longer than a row
+    ends = len(real) + len(more) * np.arange(1, parts + 1) // parts
+    bounds = np.concatenate(([0], np.cumsum(lengths), ends)).astype(np.int32)
     flat = _moved(np.append(real, more), device)
-    longest = max(length, multiple) if few_sizes else max(int(lengths.max()), len(more))
-    return RealTokens(flat, _moved(bounds, device), longest)
+    return RealTokens(flat, _moved(bounds, device), length if few_sizes else int(np.diff(bounds).max()))
 
 
 def _check_ids(batch: mdata.Batch, ids: np.ndarray, *, vocab_size: int) -> None:

@@ -8,8 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from tests.helpers.examples import examples
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
     GLOBAL_BATCH,
@@ -285,6 +288,30 @@ def test_rows_without_padding_are_whole_ones():
         places
     )
     assert bounds.tolist() == [0, 3, SEQUENCE + 1, SEQUENCE + 3, len(flat)] and longest == SEQUENCE - 2
+
+
+@examples(60)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=9),
+    multiple=st.sampled_from([1, 4, 8, 30]),
+    few_sizes=st.booleans(),
+)
+def test_real_tokens_are_rows_and_parts_of_padding_that_are_no_longer(lengths, multiple, few_sizes):
+    length, device = 12, torch.device("cpu")
+    told = real_tokens(np.array(lengths), length, multiple, device, few_sizes=few_sizes)
+    if told is None:
+        return
+    flat, bounds, longest = told
+    rows = [range(row * length, row * length + tokens) for row, tokens in enumerate(lengths)]
+    real = [place for row in rows for place in row]
+    assert flat.tolist()[: len(real)] == real and len(set(flat.tolist())) == len(flat)
+    assert len(flat) % multiple == 0 and len(flat) < len(lengths) * length
+    sizes = np.diff(bounds).tolist()
+    assert sizes[: len(rows)] == list(map(len, rows)) and bounds[0] == 0 and bounds[-1] == len(flat)
+    assert max(sizes) <= longest <= length and min(sizes) >= 0
+    if few_sizes:  # shapes and numbers that a recording depends on
+        fewer = real_tokens(np.array(lengths) - (np.array(lengths) > 1), length, multiple, device, few_sizes=True)
+        assert fewer is None or (fewer.longest, len(fewer.bounds)) == (longest, len(bounds))
 
 
 def test_a_users_loss_gets_the_logits_of_all_tokens_and_the_fields_of_its_kind():
