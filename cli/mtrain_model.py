@@ -82,7 +82,7 @@ def add_folder_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         "--weights",
         default="",
         choices=("fp8",),
-        help="keep linear layers in FP8, in half the memory of bf16 (default: in --dtype)",
+        help="keep linear layers and experts in FP8, in half the memory of bf16 (default: in --dtype)",
     )
     return group
 

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainer.kernels.plain import grouped_product
+
 Blocks = Literal["none", "rows", "squares"]  # which values share a scale: all, a part of a row, or a square of BLOCK^2
 BLOCK = 128
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -69,7 +71,7 @@ class Scaling(NamedTuple):
 
 
 class Float8Rows(NamedTuple):
-    """A matrix in FP8 with a scale for each row.
+    """A matrix in FP8 with a scale for each row, or several, whose number comes first.
 
     Args:
         values_RC: E4M3. inverse_R1: fp32, the factors that turn the values into the matrix.
@@ -170,6 +172,16 @@ def float8_rows_product(left: Float8Rows, right: Float8Rows, *, dtype: torch.dty
     """left right^T: [M, K] x [N, K] -> [M, N]."""
     product_MN = left.values_RC.float() @ right.values_RC.float().t()
     return (product_MN * left.inverse_R1 * right.inverse_R1.t()).to(dtype)
+
+
+def float8_rows_grouped_product(x_MK: Tensor, right_ENK: Float8Rows, end_E: Tensor) -> Tensor:
+    """x right_e^T of each row with the matrix of its group, x rounded by `float8_rows`: [M, N], in the dtype of x.
+
+    Args:
+        end_E: int32, where the rows of each group end; those of none are 0.
+    """
+    left_MK, matrices_ENK = (float8_rows_matrix(rows, dtype=torch.float32) for rows in (float8_rows(x_MK), right_ENK))
+    return grouped_product(left_MK, matrices_ENK, end_E).to(x_MK.dtype)
 
 
 def scaled_mm_rows_product(left: Float8Rows, right: Float8Rows, *, dtype: torch.dtype) -> Tensor:

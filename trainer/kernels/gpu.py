@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainer.kernels import biased_attention, plain
+from trainer.kernels.float8 import MULTIPLE, Float8Rows, float8_rows, float8_rows_matrix
 from trainer.kernels.plain import DocumentBounds, ScoreTensors
 from trainer.kernels.scores import ScoreShape
 from trainer.kernels.self_test import refusals
@@ -321,6 +322,30 @@ def grouped_product(x_MI: Tensor, weight_EOI: Tensor, end_E: Tensor) -> Tensor:
     assert _grouped_mm is not None, "looked up before"
     product: Tensor = _grouped_mm(x_MI, weight_EOI.transpose(1, 2), offs=end_E)
     return product
+
+
+def float8_grouped_product(
+    x_MK: Tensor, right_ENK: Float8Rows, end_E: Tensor, *, quantize: Callable[[Tensor], Float8Rows] = float8_rows
+) -> Tensor:
+    """See float8.float8_rows_grouped_product; rows of no group have no meaning."""
+    if not len(x_MK) or any(width % MULTIPLE for width in right_ENK.values_RC.shape[1:]):
+        return widened_grouped_product(x_MK, right_ENK, end_E)
+    rows_MK = quantize(x_MK)
+    product: Tensor = torch._scaled_grouped_mm(
+        rows_MK.values_RC.contiguous(),
+        right_ENK.values_RC.transpose(1, 2),
+        rows_MK.inverse_R1.squeeze(1),
+        right_ENK.inverse_R1.squeeze(2),
+        offs=end_E,
+        out_dtype=x_MK.dtype,
+        use_fast_accum=True,
+    )
+    return product
+
+
+def widened_grouped_product(x_MK: Tensor, right_ENK: Float8Rows, end_E: Tensor) -> Tensor:
+    """The same where there is no such product: x is not rounded, and all matrices exist for a moment in its dtype."""
+    return grouped_product(x_MK, float8_rows_matrix(right_ENK, dtype=x_MK.dtype), end_E)
 
 
 def add_grouped_product(

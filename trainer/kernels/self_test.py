@@ -26,6 +26,7 @@ from trainer.kernels.float8 import (
     float8_product,
     float8_quantize,
     float8_rows,
+    float8_rows_grouped_product,
     float8_rows_product,
 )
 from trainer.kernels.plain import AdamConstants, AdamState
@@ -192,8 +193,13 @@ def float8_rows_differences(
     return _float8_differences(_float8_rows, (quantize, product), (float8_rows, float8_rows_product), device)
 
 
+def float8_grouped_differences(product: Callable[..., Tensor], *, device: torch.device) -> str:
+    """The same of products of experts, one of which has no rows."""
+    return _float8_differences(_float8_grouped, (product,), (float8_rows_grouped_product,), device)
+
+
 def _float8_differences(
-    examples: Callable[..., Results], kernels: tuple[Any, Any], plain: tuple[Any, Any], device: torch.device
+    examples: Callable[..., Results], kernels: tuple[Any, ...], plain: tuple[Any, ...], device: torch.device
 ) -> str:
     try:
         results = list(examples(*kernels, _draws(device)))
@@ -214,6 +220,12 @@ def _float8_rows(quantize: Callable[..., Any], product: Callable[..., Tensor], d
         yield "a rounded value", x8.values_RC.float()
         yield "a scale", x8.inverse_R1
         yield "the product", product(x8, weight, dtype=torch.bfloat16)
+
+
+def _float8_grouped(product: Callable[..., Tensor], draw: Callable[..., Tensor]) -> Results:
+    weights, x = float8_rows(draw(3, 96, 128)), draw(TOKENS, 128).bfloat16()
+    ends = torch.tensor([TOKENS // 3, TOKENS // 3, TOKENS], dtype=torch.int32, device=x.device)
+    yield "the product of experts", product(x, weights, ends)
 
 
 def _float8(quantize: Callable[..., Any], product: Callable[..., Tensor], draw: Callable[..., Tensor]) -> Results:

@@ -38,7 +38,13 @@ from trainer.kernels import (
     triton_scan,
 )
 from trainer.kernels.scan import ScanSizes
-from trainer.kernels.self_test import SCAN, differences, float8_differences, float8_rows_differences
+from trainer.kernels.self_test import (
+    SCAN,
+    differences,
+    float8_differences,
+    float8_grouped_differences,
+    float8_rows_differences,
+)
 
 Kernel = Callable[..., Any]
 
@@ -274,3 +280,11 @@ def float8_rows_kernels(device: torch.device) -> tuple[Kernel, Kernel, Kernel | 
             fix="leave out --weights fp8",
         )
     return *kernels, few_rows.few_rows_product if few_rows.works(device) else None
+
+
+def float8_grouped_kernel(device: torch.device) -> Kernel:
+    """The kernel for products of experts whose weights are rows in FP8: PyTorch's on a GPU where its trial is equal."""
+    if device.type != "cuda":
+        return float8.float8_rows_grouped_product
+    product = functools.partial(gpu.float8_grouped_product, quantize=torch.compile(float8.float8_rows))
+    return gpu.widened_grouped_product if float8_grouped_differences(product, device=device) else product

@@ -53,7 +53,8 @@ class Dispatch:
         buffer: the size of buffers over the slots of an even load; 0: as many as there are, or can be.
 
     Attributes:
-        expert_rank, expert_ranks: of the ranks that have different experts. part, parts: of those that share each.
+        expert_rank, expert_ranks: of the ranks that have different experts. etp: those that share each; part, parts: of
+            them.
         overflow: the largest load that had no room, over an even one; 0 or None: all had.
     """
 
@@ -63,6 +64,7 @@ class Dispatch:
         tp = parallel.tp
         alone = {"etp": tp, "ep": Group.single("ep"), "experts": tp}
         etp, self.ep, experts = (groups.get(axis, group) for axis, group in alone.items())
+        self.etp = etp
         self.expert_rank, self.expert_ranks, self.part, self.parts = self.ep.rank, self.ep.size, etp.rank, etp.size
         self.exchanges, self.buffer = exchanges and self.ep.size > 1, buffer
         self.overflow: Tensor | None = None

@@ -22,14 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.kernels.float8 import Float8Rows, float8_rows, float8_rows_grouped_product
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, MainGradients, Parallel, as_input
 from trainer.layers.dispatch import Dispatch, Exchange, Gathering, SortedSlots, gathered_way, sort_slots
+from trainer.layers.linear import Float8RowsKernels
 from trainer.layers.mlp import MLP, activated
 from trainer.layers.recompute import recomputed
 from trainer.layers.router import Router, RouterLosses, RowLayout, score_logits
 from trainer.layers.shapes import GATED, MLPShape, MoEShape
-from trainer.parallel.collectives import Group, Pending
+from trainer.parallel.collectives import Group, Pending, all_reduce_
 
 Way = Gathering | Exchange
 
@@ -52,6 +54,9 @@ class Experts(Layer):
 
     Args:
         shape: of one expert. num_experts: of all ranks.
+
+    Attributes:
+        kept_rows: the weights in FP8 in place of `up` and `down`, see `keep_rows`; empty: there are none.
     """
 
     def __init__(self, shape: MLPShape, num_experts: int, dispatch: Dispatch, *, kernels: Kernels) -> None:
@@ -64,6 +69,32 @@ class Experts(Layer):
         self.down = nn.Parameter(torch.empty(num_experts, width, inner))
         self.up_bias = nn.Parameter(torch.empty(num_experts, outputs)) if shape.bias else None
         self.down_bias = nn.Parameter(torch.empty(num_experts, width)) if shape.bias else None
+        self.kept_rows: dict[str, Float8Rows] = {}
+        self._multiply_rows: Callable[[Tensor, Float8Rows, Tensor], Tensor] = float8_rows_grouped_product
+
+    @torch.no_grad()
+    def keep_rows(self, kernels: Float8RowsKernels) -> None:
+        """From now on keep the weights in FP8 alone, with a scale for each output; the layer only runs forward.
+
+        Their scales do not depend on the number of ranks.
+        """
+        self._multiply_rows = kernels.grouped
+        for name in ("up", "down"):
+            weight_EOI = getattr(self, name)
+            largest_EO1 = torch.maximum(weight_EOI.amax(-1, keepdim=True), -weight_EOI.amin(-1, keepdim=True)).float()
+            if name == "down":  # its inputs are divided
+                largest_EO1 = all_reduce_(largest_EO1, self.dispatch.etp, op="max")
+            # One expert at a time: in fp32 there may be no room for all.
+            rounded = [float8_rows(*of_expert) for of_expert in zip(weight_EOI, largest_EO1, strict=True)]
+            self.kept_rows[name] = Float8Rows(*map(torch.stack, zip(*rounded, strict=True)))
+            self.register_parameter(name, None)
+
+    def product(self, name: str, x_MI: Tensor, weight_EOI: Tensor, slots: SortedSlots) -> Tensor:
+        """x W^T of each row with the weight of its expert: [M, O]; `weight_EOI`: that of this name, unless in FP8."""
+        if name in self.kept_rows:
+            return self._multiply_rows(x_MI, self.kept_rows[name], slots.end_E)
+        y_MO: Tensor = self.kernels.grouped_product(x_MI, weight_EOI, slots.end_E)
+        return y_MO
 
     def forward(
         self,
@@ -143,7 +174,7 @@ class _Up(torch.autograd.Function):
         x_AD = way.bring(x_ND) if brought is None else brought.wait()
         ctx.save_for_backward(x_AD if way.keeps else x_ND, weight_EFD)
         ctx.layer, ctx.way, ctx.bias = layer, way, bias_EF is not None
-        y_MF: Tensor = layer.kernels.grouped_product(x_AD[way.slots.token_M], weight_EFD, way.slots.end_E)
+        y_MF = layer.product("up", x_AD[way.slots.token_M], weight_EFD, way.slots)
         return y_MF if bias_EF is None else _add_bias(y_MF, bias_EF, way.slots)
 
     @staticmethod
@@ -176,7 +207,7 @@ class _Down(torch.autograd.Function):
         ctx.layer, ctx.slots = layer, slots
         # The bias is added once, by the first of the ranks whose results are summed.
         ctx.adds_bias = bias_ED is not None and layer.dispatch.part == 0
-        y_MD: Tensor = layer.kernels.grouped_product(z_MF, weight_EDF, slots.end_E)
+        y_MD = layer.product("down", z_MF, weight_EDF, slots)
         if bias_ED is not None and ctx.adds_bias:
             y_MD = y_MD + layer.kernels.weigh(_bias_rows(bias_ED, slots), weight_M)
         return y_MD

@@ -23,7 +23,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.kernels.few_rows import FEW, one_row_product, works_without_rounding
-from trainer.kernels.float8 import Float8Rows, Operand, float8_rows, float8_rows_matrix, float8_rows_product
+from trainer.kernels.float8 import (
+    Float8Rows,
+    Operand,
+    float8_rows,
+    float8_rows_grouped_product,
+    float8_rows_matrix,
+    float8_rows_product,
+)
 from trainer.layers.base import Layer, MainGradients, Parallel, add_bias_gradient, add_weight_gradient
 from trainer.layers.float8_scaling import LayerScaling
 from trainer.layers.lora import Adapters, adapted_linear
@@ -144,11 +151,13 @@ class Float8RowsKernels(NamedTuple):
 
     Args:
         few: both in one kernel, for up to FEW rows; None: there is none.
+        grouped: both, for rows of experts.
     """
 
     quantize: Callable[[Tensor], Float8Rows]
     product: Callable[..., Tensor]
     few: Callable[..., Tensor] | None = None
+    grouped: Callable[[Tensor, Float8Rows, Tensor], Tensor] = float8_rows_grouped_product
 
 
 def column_product(x_ND: Tensor, layer: Layer, *, weight: Tensor, parallel: Parallel) -> Tensor:

@@ -2,7 +2,7 @@
 
 Embeddings, head, norms, attention and experts stay in the dtype of the model; a shared expert is two linear layers.
 Training keeps weights in that dtype, too, and rounds them for each step; a model that is only used may keep them in FP8
-alone.
+alone, and those of experts too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from mdata import UsageError
 from mdata.errors import counted
 from trainer.config.sections import RunConfig
 from trainer.kernels.float8 import E4M3, E5M2, MULTIPLE
-from trainer.kernels.table import float8_kernels, float8_rows_kernels
+from trainer.kernels.table import float8_grouped_kernel, float8_kernels, float8_rows_kernels
+from trainer.layers.experts import Experts
 from trainer.layers.float8_scaling import Float8Kernels, Float8Recipe, Float8Scaling
 from trainer.layers.linear import Float8RowsKernels, Linear
 
@@ -68,7 +69,7 @@ def recipe_of(config: RunConfig) -> Float8Recipe:
 
 
 def keep_float8_weights(model: nn.Module, *, device: torch.device) -> None:
-    """Keep the weights of a stage's linear layers in FP8, in place of its dtype; it can only run forward then.
+    """Keep the weights of a stage's linear layers and experts in FP8, in place of its dtype; it only runs forward then.
 
     Raises:
         UsageError: the device, the dtype or the widths do not allow it, or there are no such layers.
@@ -88,7 +89,10 @@ def keep_float8_weights(model: nn.Module, *, device: torch.device) -> None:
             fix=f"fewer ranks along tp, or {fix}",
         )
     kernels = Float8RowsKernels(*float8_rows_kernels(device))
-    for layer in linears:
-        layer.keep_rows(kernels)
+    if any(isinstance(layer, Experts) for layer in model.modules()):
+        kernels = kernels._replace(grouped=float8_grouped_kernel(device))
+    for layer in model.modules():
+        if isinstance(layer, Linear | Experts):
+            layer.keep_rows(kernels)
     if on_gpu:
         torch.cuda.empty_cache()  # the cache of keys and values takes what is free

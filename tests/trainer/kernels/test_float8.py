@@ -13,15 +13,18 @@ from trainer.kernels.float8 import (
     E4M3,
     E5M2,
     LARGEST,
+    Float8Rows,
     Scaling,
     float8_product,
     float8_quantize,
     float8_rows,
+    float8_rows_grouped_product,
     float8_rows_product,
     scale_for,
     scaled_mm_rows_product,
 )
-from trainer.kernels.self_test import float8_differences, float8_rows_differences
+from trainer.kernels.gpu import float8_grouped_product, widened_grouped_product
+from trainer.kernels.self_test import float8_differences, float8_grouped_differences, float8_rows_differences
 
 FORMATS = st.sampled_from((E4M3, E5M2))
 MANTISSA = {E4M3: 3, E5M2: 2}
@@ -173,3 +176,46 @@ def test_pytorchs_product_of_rows_is_that_of_the_plain_one():
         return 2 * float8_rows_product(*rows, dtype=dtype)
 
     assert "the product" in float8_rows_differences(float8_rows, doubled, device=torch.device("cpu"))
+
+
+def _grouped(tokens=6, width=32):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(tokens, 16, generator=generator).bfloat16()
+    weights = float8_rows(torch.randn(3, width, 16, generator=generator))
+    return x, weights, torch.tensor([tokens // 3, tokens // 3, tokens], dtype=torch.int32)
+
+
+def test_products_of_experts_are_those_of_each_group():
+    x, weights, ends = _grouped()
+    got = float8_rows_grouped_product(x, weights, ends)
+    for expert, rows in ((0, slice(0, 2)), (2, slice(2, 6))):
+        one = Float8Rows(weights.values_RC[expert], weights.inverse_R1[expert])
+        wanted = float8_rows_product(float8_rows(x[rows]), one, dtype=torch.bfloat16)
+        torch.testing.assert_close(got[rows], wanted)
+    wider = widened_grouped_product(x, weights, ends)
+    assert 0 < (wider - got).norm() < 0.05 * got.norm(), "x is not rounded"
+
+
+def test_pytorchs_product_of_experts_gets_what_it_asks_for(monkeypatch):
+    """It has none on a CPU. Here is what it is said to compute."""
+
+    def scaled_grouped_mm(a_MK, b_EKN, scale_M, scale_EN, *, offs, out_dtype, use_fast_accum):
+        assert use_fast_accum and a_MK.is_contiguous() and b_EKN.transpose(1, 2).is_contiguous()
+        assert scale_M.shape == (len(a_MK),) and scale_EN.shape == b_EKN.shape[::2] and scale_EN.is_contiguous()
+        y_MN, start = torch.zeros(len(a_MK), b_EKN.shape[2]), 0
+        for expert, stop in enumerate(offs.tolist()):
+            product = a_MK[start:stop].float() @ b_EKN[expert].float()
+            y_MN[start:stop] = product * scale_M[start:stop, None] * scale_EN[expert]
+            start = stop
+        return y_MN.to(out_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", scaled_grouped_mm)
+    cpu = torch.device("cpu")
+    assert not float8_grouped_differences(float8_grouped_product, device=cpu)
+    assert "the product of experts" in float8_grouped_differences(
+        lambda *given: 2 * float8_grouped_product(*given), device=cpu
+    )
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", None)
+    for sizes in ((0, 32), (6, 24)):  # no rows, and a width that it does not take
+        x, weights, ends = _grouped(*sizes)
+        assert torch.equal(float8_grouped_product(x, weights, ends), widened_grouped_product(x, weights, ends))

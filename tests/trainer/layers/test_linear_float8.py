@@ -25,9 +25,13 @@ from trainer.kernels.float8 import (
     float8_rows,
     float8_rows_product,
 )
+from trainer.kernels.table import PLAIN
 from trainer.layers.base import Parallel
+from trainer.layers.dispatch import Dispatch
+from trainer.layers.experts import Experts
 from trainer.layers.float8_scaling import Float8Kernels, Float8Recipe, Float8Scaling
 from trainer.layers.linear import FEW, Float8RowsKernels, Linear
+from trainer.layers.shapes import MLPShape
 from trainer.models.float8_layers import keep_float8_weights
 from trainer.parallel.collectives import Group
 
@@ -320,6 +324,38 @@ def test_a_weight_that_is_kept_in_fp8_is_the_same_on_any_number_of_ranks(column)
     else:
         assert all(torch.equal(part[1], inverse) for part in parts)
         assert (parts[0][2] - y).norm() / y.norm() < 0.05, "each rank scales the part of a token that it has"
+
+
+def _kept_experts(context: Any) -> tuple[Any, ...]:
+    """This rank's part of two experts whose weights are kept in FP8: values and scales, and what they give."""
+    world = context.join()
+    tp = Group("tp", world.world_size, world.rank, world.groups["world"].group)
+    dispatch = Dispatch(Parallel(tp, sequence_parallel=False), {})
+    layer = Experts(MLPShape(width=32, inner=48, activation="gelu", bias=True), 2, dispatch, kernels=PLAIN)
+    mine = slice(48 // tp.size * tp.rank, 48 // tp.size * (tp.rank + 1))
+    layer.up.data.copy_(_draw(1, 2, 48, 32)[:, mine])
+    layer.down.data.copy_(_draw(2, 2, 32, 48)[:, :, mine])
+    for bias in (layer.up_bias, layer.down_bias):
+        bias.data.fill_(0.25)
+    x, chosen, weights = _draw(3, 5, 32).float(), torch.tensor([[0], [1], [1], [0], [1]]), torch.full((5, 1), 0.5)
+    with torch.no_grad():
+        exact = layer(x, chosen, weights, all_computed=True)
+        layer.keep_rows(ROWS)
+        y = layer(x, chosen, weights, all_computed=True)
+    assert [name for name, _ in layer.named_parameters()] == ["up_bias", "down_bias"]
+    kept = {name: (rows.values_RC.float(), rows.inverse_R1) for name, rows in layer.kept_rows.items()}
+    return kept, y, exact
+
+
+def test_weights_of_experts_that_are_kept_in_fp8_are_the_same_on_any_number_of_ranks():
+    ((kept, y, exact),) = run_ranks(_kept_experts, 1)
+    assert 0 < (y - exact).norm() / exact.norm() < 0.05
+    parts = run_ranks(_kept_experts, 2)
+    assert all(torch.equal(part[0]["down"][1], kept["down"][1]) for part in parts), "scales of all inputs"
+    for name, dim in (("up", 1), ("down", 2)):
+        assert torch.equal(torch.cat([part[0][name][0] for part in parts], dim), kept[name][0])
+    assert torch.equal(torch.cat([part[0]["up"][1] for part in parts], 1), kept["up"][1])
+    assert (parts[0][1] - y).norm() / y.norm() < 0.05, "each rank scales the part of a row that it has"
 
 
 def test_a_kernel_for_few_tokens_gets_no_more_of_them():

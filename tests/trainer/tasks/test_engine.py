@@ -17,7 +17,7 @@ from tests.helpers.ties import Ties
 from tests.reference.whole_context import continue_row
 from tests.trainer.shapes import GPT2, LLAMA
 from trainer.kernels.scores import ScoreShape
-from trainer.layers.shapes import LatentShape, MixerShape, RopeShape
+from trainer.layers.shapes import LatentShape, MixerShape, MoEShape, RopeShape
 from trainer.models.family import family_named
 from trainer.models.float8_layers import keep_float8_weights
 from trainer.models.mamba.shape import MambaShape
@@ -65,6 +65,7 @@ SHAPES = {
     "longrope": replace(BASE, rope=LONGROPE, scores=ScoreShape(window=9)),
     "mixers": hybrid("MM", "none"),
     "hybrid": hybrid("M*-M", "rope"),
+    "experts": replace(BASE, moe=MoEShape(num_experts=6, top_k=2, ffn_hidden_size=16, shared_ffn_hidden_size=16)),
     "no positions": replace(BASE, position="none", scores=ScoreShape(sinks="zero"), logit_softcap=4.0),
 }
 GREEDY = Sampling(greedy=True)
@@ -446,16 +447,17 @@ def test_a_thousand_requests_under_a_little_cache():
     run_ranks(_thousand, 1, timeout_s=1200)
 
 
-def _float8(context):
-    model, asked = make_model(context, "latent"), Request("x", [5, 9, 100, 7, 7, 30, 2], GREEDY, max_tokens=2)
+def _float8(context, name):
+    model, asked = make_model(context, name), Request("x", [5, 9, 100, 7, 7, 30, 2], GREEDY, max_tokens=2)
     keep_float8_weights(model.module, device=torch.device("cpu"))
     _, log_probs, _ = continue_row(model, asked.prompt, asked.sampling, max_tokens=asked.max_tokens)
     ((_, found, _),) = run(DecodeEngine(model, page_tokens=4), [asked]).values()
     assert found == pytest.approx(log_probs, abs=0.02)  # the whole context rounds latents, too
 
 
-def test_latents_are_multiplied_by_weights_in_fp8():
-    run_ranks(_float8, 1)
+@pytest.mark.parametrize("name", ["latent", "experts"])
+def test_latents_and_experts_are_multiplied_by_weights_in_fp8(name):
+    run_ranks(_float8, 1, name)
 
 
 def _beam(context, name):
