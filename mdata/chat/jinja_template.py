@@ -122,6 +122,7 @@ class JinjaTemplate:
             return None
         fields = [message.given() for message in messages]
         text = self._text(fields, prompt=False, record=variables)
+        self._check_written(messages, fields, text, variables)
         marked = self._text(fields, prompt=False, record=variables, marks=True)
         if marked.count(_BEGIN) != sum(answers):
             marked = marked.replace(_END + _BEGIN, "")  # an answer's blocks, one right after the other
@@ -151,6 +152,7 @@ class JinjaTemplate:
         fields = [message.given() for message in messages]
         _check_work(messages, separate=separate)
         text = self._text(fields, prompt=False, record=variables)
+        self._check_written(messages, fields, text, variables)
         at = 0
         for number, message in enumerate(messages, start=1):
             if not separate[number - 1] and number < len(messages):
@@ -228,6 +230,42 @@ class JinjaTemplate:
             content = message["content"]
             if isinstance(content, list) and str(content) in text:
                 raise BadConversation(f"message {number}: its content is a list, which the chat template cannot write")
+
+    def _check_written(
+        self,
+        messages: Sequence[Message],
+        fields: Sequence[Mapping[str, Any]],
+        text: str,
+        variables: Mapping[str, Any],
+    ) -> None:
+        """Refuse a role that the template does not have and does not write, as its message would be lost.
+
+        Args:
+            fields: what the template gets of each message. text: what it wrote for them.
+        """
+        roles = _roles_in(self.source)
+        doubtful = [
+            number
+            for number, message in enumerate(messages)
+            if message.role not in ("user", ASSISTANT, *roles)
+            and (content := message.content.strip())
+            and not (message.role == "system" and content in text)
+        ]
+        if not doubtful:
+            return
+        marked = list(fields)
+        for number in doubtful:
+            marked[number] = _with_mark(fields[number], f"{_BEGIN}{number}{_END}")
+        with suppress(TemplateRefused):
+            marked_text = self._text(marked, prompt=False, record=variables)
+            doubtful = [number for number in doubtful if f"{_BEGIN}{number}{_END}" not in marked_text]
+        for number in doubtful[:_MOST_TRIED]:
+            if not self._differs(text, [*fields[:number], marked[number], *fields[number + 1 :]], variables):
+                known = f"; it has {', '.join(roles)}" if roles else ""
+                raise TemplateRefused(
+                    f"message {number + 1}: role {messages[number].role!r} is unknown to the chat template,"
+                    f" which writes nothing for it{known}"
+                )
 
     def _reach(
         self,
@@ -308,6 +346,28 @@ def _clock(date: str) -> Callable[[str], str]:
         return day.strftime(format)
 
     return strftime_now
+
+
+def _with_mark(message: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
+    """The message with a mark around its content."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": f"{mark}{content}{mark}"}
+    part = {"type": "text", "text": mark}
+    return {**message, "content": [part, *content, part]}
+
+
+@lru_cache(maxsize=4)
+def _roles_in(source: str) -> tuple[str, ...]:
+    """The roles with which a template compares those of messages."""
+    from jinja2 import nodes
+
+    roles: list[str] = []
+    for comparison in _compiled(source).environment.parse(source).find_all(nodes.Compare):
+        texts = [const.value for const in comparison.find_all(nodes.Const) if isinstance(const.value, str)]
+        if "role" in texts or any(field.attr == "role" for field in comparison.find_all(nodes.Getattr)):
+            roles += [text for text in texts if text != "role"]
+    return tuple(dict.fromkeys(roles))
 
 
 def _without(messages: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 from blake3 import blake3
 
 from mdata.chat.jinja_template import JinjaTemplate
-from mdata.chat.loss_spans import NO_VARIABLES, Span, Template, Turn, spans_of
+from mdata.chat.loss_spans import NO_VARIABLES, Span, Template, TemplateRefused, Turn, spans_of
 from mdata.errors import UsageError, few, os_errors_named
 from mdata.sources.conversation import ASSISTANT, Message
 from mdata.tokenizers.base.tokenizer import Tokenizer, token_id
@@ -25,6 +25,8 @@ from mdata.util.regular_files import regular_file
 
 CHATML, PLAIN, OWN = "chatml", "plain", "tokenizer"
 START, END = "<|im_start|>", "<|im_end|>"
+# Those of OpenAI's chats. Another is more likely an error of spelling, whose turn would be context without a word.
+ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function")
 _CONFIG, _FILE = "tokenizer_config.json", "chat_template.jinja"
 _VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -62,7 +64,7 @@ def choose_template(
 
 @dataclass(frozen=True)
 class _RoleAndContent:
-    """A template that uses no other field."""
+    """A template that uses no other field, and knows `ROLES`."""
 
     @property
     def takes_fields(self) -> bool:
@@ -75,6 +77,16 @@ class _RoleAndContent:
     def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
         """See `Template`: control tokens are ids."""
         return []
+
+    @staticmethod
+    def check_roles(messages: Sequence[Message], name: str) -> None:
+        """Raise TemplateRefused for the first message whose role is not one of `ROLES`."""
+        for number, message in enumerate(messages, start=1):
+            if message.role not in ROLES:
+                raise TemplateRefused(
+                    f"message {number}: role {message.role!r} is unknown to the chat template {name}, which has"
+                    f" {', '.join(ROLES)}; a Jinja file can have others"
+                )
 
     def prompt(self: Template, messages: Sequence[Message]) -> list[Span]:
         """See `Template`; what a training on the assistant's turns has before the last of them."""
@@ -104,6 +116,7 @@ class ChatMl(_RoleAndContent):
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Iterator[Turn]:
         """See `Template`."""
+        self.check_roles(messages, self.name)
         for message in messages:
             yield Turn([self.start, f"{message.role}\n"], [message.content, self.end], ["\n"])
 
@@ -129,6 +142,7 @@ class Plain(_RoleAndContent):
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Iterator[Turn]:
         """See `Template`."""
+        self.check_roles(messages, self.name)
         for message in messages:
             end: list[str | int] = [self.end] if message.role == ASSISTANT else []
             yield Turn([f"{message.role.capitalize()}:"], [f" {message.content}", *end], ["\n\n"])

@@ -189,7 +189,11 @@ class Reference:
                     raise Refuse("an option that the template does not have")
             elif self._same(messages, {key: value for key, value in record.items() if key != name}, text):
                 raise Refuse(f"{name} are not written")
-        for message in messages:
+        for number, message in enumerate(messages):
+            if message["role"] not in ("user", "assistant") and f"'{message['role']}'" not in self.source:
+                others = [*messages[:number], {**message, "content": "other"}, *messages[number + 1 :]]
+                if self._same(others, record, text):
+                    raise Refuse(f"message {number + 1} is not written")
             if isinstance(message["content"], list) and str(message["content"]) in text:
                 raise Refuse("a list is written as Python does")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mdata import UsageError
 from mdata.chat.jinja_template import JinjaTemplate
 from mdata.chat.loss_spans import TemplateRefused, spans_of
-from mdata.chat.templates import ChatMl, Plain, check_spelling, choose_template
+from mdata.chat.templates import ROLES, ChatMl, Plain, check_spelling, choose_template
 from mdata.preprocessing.encode_chat import ChatSpec, tokenize_chats
 from mdata.sources.conversation import BadConversation, Message, conversation_of, flat_messages
 from mdata.sources.record_batch import Column
@@ -402,6 +402,45 @@ def test_spans_are_the_twins(conversations, train_on, chatml, with_eod):
     assert found.lengths.tolist() == [length for one in wanted for length in twin.lengths(one)]
     assert found.ends.tolist() == [sum(len(twin.lengths(one)) for one in wanted[: i + 1]) for i in range(len(wanted))]
     assert found.special == 0
+
+
+@pytest.mark.parametrize(("template", "name"), [(ChatMl(START, END), "chatml"), (Plain(9), "plain")])
+@pytest.mark.parametrize("role", ["usr", "User", "asistant", "narrator"])
+def test_a_role_that_a_template_of_ours_does_not_have_is_refused(template, name, role):
+    reason = rf"message 2: role '{role}' is unknown to the chat template {name}, which has system, .* function; a Jinja"
+    with pytest.raises(TemplateRefused, match=reason):
+        spans_of([USER, Message(role, "x"), GPT], template, train_on="assistant")
+    for known in ROLES:
+        assert "x" in str(spans_of([Message(known, "x"), GPT], template, train_on="all"))
+
+
+BRANCHES = (
+    "{% for m in messages %}{% if m.role == 'user' %}U{{ m.content }}{% elif m['role'] in ['assistant', 'model'] %}"
+    "A{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}A{% endif %}"
+)
+
+
+@pytest.mark.parametrize("content", ["lost", "Hi", "Yes"])  # also if another message has the same text
+@pytest.mark.parametrize("role", ["usr", "tool", "system"])
+def test_a_role_for_which_a_template_of_jinja_writes_nothing_is_refused(role, content):
+    if (role, content) in {("system", "Hi"), ("system", "Yes")}:
+        return  # taken to be written, so that no conversation with a system message costs another run
+    talk = [Message("model", "M"), Message(role, content), USER, GPT]
+    reason = f"message 2: role '{role}' is unknown .*, which writes nothing for it; it has user, assistant, model"
+    with pytest.raises(TemplateRefused, match=reason):
+        spans_of(talk, JinjaTemplate("own", BRANCHES, ()), train_on="last")
+    parts = talk[1]._replace(fields={"role": role, "content": [{"type": "text", "text": content}]})
+    with pytest.raises(TemplateRefused, match=reason):
+        spans_of([talk[0], parts, *talk[2:]], JinjaTemplate("own", BRANCHES, ()), train_on="last")
+
+
+def test_a_role_that_a_template_of_jinja_writes_or_leaves_out_knowingly_is_not_refused():
+    talk = [Message("critic", "Hm"), Message("usr", " "), USER, GPT]
+    assert spans_of(talk, JinjaTemplate("own", SPELLED, ()), train_on="last")[1] == ["Yes<|im_end|>"]
+    trims = SPELLED.replace("m.content", "(m.content | upper | trim)")
+    assert "HM" in spans_of(talk, JinjaTemplate("own", trims, ()), train_on="last")[0][0]
+    knows = "{% if messages[0].role == 'critic' %}{% set messages = messages[1:] %}{% endif %}" + SPELLED
+    assert "Hm" not in str(spans_of(talk, JinjaTemplate("own", knows, ()), train_on="last"))
 
 
 def test_a_conversation_that_the_template_refuses_is_a_text_that_is_refused():

@@ -376,6 +376,15 @@ def test_the_template_of_a_tokenizer(records, tmp_path):
         run(folder, tmp_path / "plain", **plain)
 
 
+def test_a_record_with_an_unknown_role_is_a_bad_record(tmp_path):
+    talks = [{"messages": [{"role": role, "content": "u"}, LONG["messages"][1]]} for role in ("user", "usr")]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    with pytest.raises(BadInputError, match=r"x\.jsonl:2: message 1: role 'usr' is unknown to the chat template plain"):
+        run(tmp_path / "x.jsonl", tmp_path / "out")
+    manifest, _ = run(tmp_path / "x.jsonl", tmp_path / "out", on_error="skip")
+    assert manifest.provenance.skipped == {"bad-text": 1} and manifest.shards[0].documents == 1
+
+
 def test_a_template_without_control_tokens_works_with_bytes(tmp_path):
     (tmp_path / "x.jsonl").write_text(json.dumps(LONG) + "\n")
     template = tmp_path / "own.jinja"
