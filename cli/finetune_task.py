@@ -104,7 +104,9 @@ def check_task_options(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} is for labelled rows", fix=f"give {needs}, or leave it out")
 
 
-def prepare(arguments: argparse.Namespace, model: ModelFolder, folder: Path, console: Console) -> TaskData:
+def prepare(
+    arguments: argparse.Namespace, model: ModelFolder, folder: Path, overwrite: bool, console: Console
+) -> TaskData:
     """Read the rows and tokenize them into the folder by the model's tokenizer, or find that done."""
     from mdata.rewriting.labelled import write_labelled
 
@@ -146,11 +148,11 @@ def prepare(arguments: argparse.Namespace, model: ModelFolder, folder: Path, con
                     {folder / split / file.name: [file]},
                     tokenizer,
                     task=task,
-                    overwrite=arguments.overwrite,
+                    overwrite=overwrite,
                     progress=progress,
                 )
             of_split[split] = [f"{folder / split / file.name}.json" for file in named_files]
-        write_labelled(sets, tokenizer, task=task, overwrite=arguments.overwrite, progress=progress)
+        write_labelled(sets, tokenizer, task=task, overwrite=overwrite, progress=progress)
     rows = sum(len(file.rows) for file in files)
     kind = f"classes {', '.join(files[0].labels)}" if files[0].labels else f"{NUM_CHOICES} choices"
     console.note(f"{counted(rows, 'row')} to train on, with {kind}; tokenized into {folder} by the model's tokenizer")

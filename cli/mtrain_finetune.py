@@ -22,13 +22,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mdata
 from mdata import BadInputError, UsageError
-from mdata.errors import few, os_errors_named
+from mdata.errors import OtherResultsError, few, os_errors_named
 from mdata.util import atomic_io
 from mdata.util.config_text import parse_toml
 from trainer.config.parse import ReadConfig, apply_override, key_names, problems_error, setting_problem
@@ -137,7 +138,7 @@ def add_arguments(parser: Parser) -> None:
     add("--folder", metavar="FOLDER", help="folder of the run (default: runs/MODEL-DATA)")
     add("--output", metavar="FILE", help="where the run.toml is written (default: FOLDER/run.toml)")
     add("--overwrite", action="store_true", help="replace a run.toml, or tokenized data, of other settings")
-    add("--print", action="store_true", help="print the run.toml and do not train; jsonl is tokenized, to count steps")
+    add("--print", action="store_true", help="print the run.toml and do not train; jsonl is tokenized into FOLDER/data")
     parser.set_defaults(**dict.fromkeys(HARDWARE))
 
 
@@ -170,14 +171,17 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     output = Path(arguments.output or folder / "run.toml")
     sources = [_Source(folder / "data", arguments.data), _Source(folder / "data/valid", arguments.valid or "")]
     sources = [] if arguments.task else [source.looked_at() for source in sources]
-    if not arguments.print and not arguments.overwrite:
+    begun = (folder / "config.toml").exists()
+    if not arguments.print or arguments.task or any(source.key is not None for source in sources):
         weights = given.get("checkpoint", {}).get("init_from", _first_weights(model, arguments))
-        _refuse_other_run(output, folder, weights, sources[0] if sources else None)
-    task = prepare(arguments, model, folder / "data", console) if arguments.task else None
-    if task is not None:
-        blend, valid = task.train, ""
-    else:
-        blend, valid = (_prepared(source, model, arguments=arguments, console=console) for source in sources)
+        _refuse_other_run(output, folder, weights, sources[0] if sources else None, arguments.overwrite)
+    with _other_data_refused(folder, begun=begun):
+        replaces = arguments.overwrite and not begun  # the data of a run that goes on stays as it is
+        task = prepare(arguments, model, folder / "data", replaces, console) if arguments.task else None
+        if task is not None:
+            blend, valid = task.train, ""
+        else:
+            blend, valid = (_prepared(source, model, replaces, arguments, console) for source in sources)
     opened = mdata.open_blend(blend, tokenizer_unknown="ok")
     _check_data(opened, model, arguments)
     is_pairs = any(corpus.manifest.level == "pairs" for corpus in opened.corpora)
@@ -231,22 +235,24 @@ class _Source(NamedTuple):
         return self._replace(schema=schema, key=key)
 
 
-def _refuse_other_run(output: Path, folder: Path, weights: str, source: _Source | None) -> None:
+def _refuse_other_run(output: Path, folder: Path, weights: str, source: _Source | None, overwrite: bool) -> None:
     """Refuse the file or the folder of a run of another model or other data, before any data is tokenized."""
-    with os_errors_named("reading the run.toml"):
-        written = output if output.exists() else folder / "config.toml"  # of a run that another file began
-        if not written.exists():
-            return
-        text = written.read_bytes()
-    try:
-        tables = parse_toml(text.decode())
-        same = tables["checkpoint"]["init_from"] == weights
-        if source is not None and source.key is not None:
-            same &= str(tables["data"]["blend"]).startswith(source.prefix)
-    except (ValueError, KeyError, TypeError):  # not written by this command
-        same = False
-    if not same:
-        raise _other(written)
+    for written in (folder / "config.toml", output):  # the first is that of a run that has begun
+        if overwrite and written == output:
+            continue
+        with os_errors_named("reading the run.toml"):
+            if not written.exists():
+                continue
+            text = written.read_bytes()
+        try:
+            tables = parse_toml(text.decode())
+            same = tables["checkpoint"]["init_from"] == weights
+            if source is not None and source.key is not None:
+                same &= str(tables["data"]["blend"]).startswith(source.prefix)
+        except (ValueError, KeyError, TypeError):  # not written by this command
+            same = False
+        if not same:
+            raise _other(written)
 
 
 def _refuse_other(output: Path, text: str) -> None:
@@ -256,11 +262,26 @@ def _refuse_other(output: Path, text: str) -> None:
         raise _other(output)
 
 
-def _other(output: Path) -> UsageError:
+def _other(written: Path) -> UsageError:
+    replaces = "" if written.name == "config.toml" else ", --overwrite replaces the file"
     return UsageError(
-        f"{output} already exists, with other settings",
-        fix=f"mtrain train {output} continues it; --folder begins another run, --overwrite replaces the file",
+        f"{written} already exists, with other settings",
+        fix=f"mtrain train {written} continues it; --folder begins another run{replaces}",
     )
+
+
+@contextmanager
+def _other_data_refused(folder: Path, *, begun: bool) -> Iterator[None]:
+    """Say with this command's options what to do about data in the folder that other options would replace."""
+    try:
+        yield
+    except OtherResultsError as error:
+        raise UsageError(
+            f"{folder / 'data'} has data that was tokenized from other input or with other options"
+            + (", for a run that has begun" if begun else ""),
+            found=str(error).split("\n  found: ")[-1].split("\n")[0],
+            fix="--folder begins another run" + ("" if begun else ", --overwrite replaces the data"),
+        ) from error
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
@@ -416,7 +437,9 @@ def _context(model: ModelFolder) -> int:
     return model.config.model.max_position or model.config.train.sequence_length
 
 
-def _prepared(data: _Source, model: ModelFolder, *, arguments: argparse.Namespace, console: Console) -> str:
+def _prepared(
+    data: _Source, model: ModelFolder, overwrite: bool, arguments: argparse.Namespace, console: Console
+) -> str:
     """The manifest of the data, which is tokenized into its folder if it is jsonl; "" for no data."""
     folder, source, schema, key = data
     if key is None:
@@ -444,7 +467,7 @@ def _prepared(data: _Source, model: ModelFolder, *, arguments: argparse.Namespac
         json_keys=(key,),
         append_eod=not is_chat,
         chat=is_chat,
-        overwrite=arguments.overwrite,
+        overwrite=overwrite,
         on_error=arguments.on_error or "stop",
         **(of_chat if is_chat else {}),
         **_tokenizer_options(folder / "tokenizer", files, model.tokenizer),

@@ -64,7 +64,11 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         help="slurm: restarts in a row without a new checkpoint; k8s: in all (default: 3)",
     )
-    place("--print", action="store_true", help="slurm: print the batch file, do not submit it (k8s: the default)")
+    place(
+        "--print",
+        action="store_true",
+        help="slurm: print the batch file, do not submit it; the run's job folder is written (k8s: the default)",
+    )
     place("--no-check", action="store_true", help="do not check the run here, where its files may be missing")
     add_slurm_options(parser)
     ray = parser.add_argument_group("ray").add_argument

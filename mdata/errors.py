@@ -42,6 +42,10 @@ class UsageError(MdataError, ValueError):
     exit_code = 2
 
 
+class OtherResultsError(UsageError):
+    """Results of other input or options are where these would be; only an option such as --overwrite replaces them."""
+
+
 class BadInputError(MdataError, ValueError):
     """A record of the input that the current policy does not accept (exit code 3)."""
 

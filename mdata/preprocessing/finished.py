@@ -14,7 +14,7 @@ from pathlib import Path
 from mdata.corpus.corpus import open_corpus
 from mdata.corpus.paths import unfinished_file
 from mdata.corpus.verify import verify
-from mdata.errors import MdataError, UsageError, counted
+from mdata.errors import MdataError, OtherResultsError, UsageError, counted
 from mdata.indexed.pair_format import bin_path
 from mdata.manifest.io import load_manifest
 from mdata.manifest.sidecars import manifest_path
@@ -78,7 +78,7 @@ def check_replaced(job: JobPlan) -> None:
     """Refuse to replace results of other jobs without --overwrite; with it, note what is replaced.
 
     Raises:
-        UsageError: names each file, and how it differs.
+        OtherResultsError: names each file, and how it differs.
     """
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
     reasons = {path: reason for name, path in paths.items() if (reason := _obstacle(job, name, path))}
@@ -88,7 +88,7 @@ def check_replaced(job: JobPlan) -> None:
         reasons |= {} if ours else {quarantine: "the quarantine file of an unknown run"}
     lines = [f"{path}: {reason}" for path, reason in reasons.items()]
     if lines and not job.options.overwrite:
-        raise UsageError(
+        raise OtherResultsError(
             "other results already exist and are not replaced",
             found="; ".join(lines[:_SHOWN]) + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""),
             expected="no results, or those of the same input and options",

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mdata.errors import UsageError, os_errors_named
+from mdata.errors import OtherResultsError, UsageError, os_errors_named
 from mdata.indexed.mapped_files import hash_file
 from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.manifest.sidecars import HASHES_ENDINGS
@@ -61,7 +61,7 @@ class Uploads:
         """The results, if all of them are in storage already, made by this same job.
 
         Raises:
-            UsageError: results of another job are there, and --overwrite was not given.
+            OtherResultsError: results of another job are there, and --overwrite was not given.
         """
         paths = {name: self._address(prefix, ".json") for name, prefix in job.prefixes.items()}
         manifests: dict[str, CorpusManifest] = {}
@@ -78,7 +78,7 @@ class Uploads:
                 else:
                     manifests[name] = corpus_manifest(path)
         if others and not self._overwrite:
-            raise UsageError(
+            raise OtherResultsError(
                 "other results already exist and are not replaced",
                 found="; ".join(others),
                 fix="another output prefix, or --overwrite (overwrite=True) to replace them",

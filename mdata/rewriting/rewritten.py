@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mdata.errors import MdataError, UsageError, os_errors_named
+from mdata.errors import MdataError, OtherResultsError, os_errors_named
 from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.manifest.io import load_manifest
 from mdata.manifest.sidecars import manifest_path
@@ -164,7 +164,7 @@ def _check_free(rewriting: Rewriting, prefix: Path, progress: Progress) -> None:
     """Refuse a name that is taken, unless by a damaged result of this command.
 
     Raises:
-        UsageError: names the file.
+        OtherResultsError: names the file.
     """
     path, manifest = manifest_path(prefix), _manifest(prefix)
     if isinstance(manifest, CorpusManifest):
@@ -180,7 +180,7 @@ def _check_free(rewriting: Rewriting, prefix: Path, progress: Progress) -> None:
             return
         path, reason = pair[0], "it has no manifest"
     if not rewriting.overwrite:
-        raise UsageError(
+        raise OtherResultsError(
             f"{path} already exists and is not {rewriting.called}",
             found=reason,
             fix="another output prefix"

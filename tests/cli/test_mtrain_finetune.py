@@ -319,6 +319,49 @@ def test_the_folder_of_a_run_that_another_command_began_is_refused_before_data_i
     assert [path.name for path in (here / "base").iterdir()] == ["config.toml"]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_print_and_overwrite_leave_the_data_of_a_run_that_has_begun(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("tiny", "twin")
+    sizes = ("--epochs", "0.1", "--sequence-length", "64", "--folder", "run", "--quiet")
+    assert finetune("tiny", "chats.jsonl", *sizes) == 0
+    before = contents(here / "run")
+    for option, words, reason in (
+        ("--print", ("twin", "chats.jsonl"), "run/config.toml already exists, with other settings"),
+        ("--overwrite", ("twin", "chats.jsonl"), "run/config.toml already exists, with other settings"),
+        ("--print", ("tiny", "texts.jsonl"), "run/config.toml already exists, with other settings"),
+        ("--overwrite", ("tiny", "texts.jsonl"), "run/config.toml already exists, with other settings"),
+        ("--print", ("tiny", "chats.jsonl", "--chat-train-on", "all"), "was assistant, is all\n  try: --folder begins"),
+        ("--overwrite", ("tiny", "chats.jsonl", "--chat-train-on", "all"), "was assistant, is all\n  try: --folder"),
+    ):
+        capsys.readouterr()
+        assert finetune(*words, *sizes, option) == 2, words
+        error = capsys.readouterr().err
+        assert reason in error and "--overwrite replaces" not in error and "another output prefix" not in error
+        assert contents(here / "run") == before, words
+    assert finetune("tiny", "chats.jsonl", *sizes, "--print") == 0, "of the same data the settings are printed"
+    assert contents(here / "run") == before
+
+
+def test_overwrite_replaces_the_data_of_a_run_that_has_not_begun(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("tiny", "chats.jsonl", "--print", "--quiet", "--sequence-length", "64")
+    assert finetune(*words) == 0
+    before = contents(here / "runs")
+    assert finetune(*words, "--chat-train-on", "all") == 2
+    error = capsys.readouterr().err
+    assert "runs/tiny-chats/data has data that was tokenized from other input or with other options\n" in error
+    assert "try: --folder begins another run, --overwrite replaces the data" in error
+    assert contents(here / "runs") == before
+    assert finetune(*words, "--chat-train-on", "all", "--overwrite") == 0
+    assert contents(here / "runs") != before and not (here / "runs/tiny-chats/run.toml").exists()
+
+
 def test_bad_records_stop_or_are_skipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = here / "bad.jsonl"
     bad.write_text((here / "chats.jsonl").read_text() + '{"other": 1}\n')
