@@ -279,7 +279,7 @@ def _other_data_refused(folder: Path, *, begun: bool) -> Iterator[None]:
         raise UsageError(
             f"{folder / 'data'} has data that was tokenized from other input or with other options"
             + (", for a run that has begun" if begun else ""),
-            found=str(error).split("\n  found: ")[-1].split("\n")[0],
+            found=error.found,
             fix="--folder begins another run" + ("" if begun else ", --overwrite replaces the data"),
         ) from error
 

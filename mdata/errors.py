@@ -34,6 +34,7 @@ class MdataError(Exception):
         self, problem: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None
     ) -> None:
         super().__init__(_in_lines(problem, found=found, expected=expected, fix=fix))
+        self.found = found
 
 
 class UsageError(MdataError, ValueError):
