@@ -19,17 +19,11 @@ class _Clean:
     rules: CleanRules
     cleaner: Cleaner | None = None
 
-    @property
-    def name(self) -> str:
-        return "clean"
+    name, writes = "clean", True
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.rules.url.key,) if "url" in self.rules.steps else ()
-
-    @property
-    def writes(self) -> bool:
-        return True
 
     def record(self) -> dict[str, Any]:
         return self.rules.record()

@@ -138,13 +138,7 @@ class _Decontaminate:
     # The number of the first item of each set.
     firsts: Sequence[int] = ()
 
-    @property
-    def name(self) -> str:
-        return "decontaminate"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return ()
+    name, keys = "decontaminate", ()
 
     @property
     def writes(self) -> bool:

@@ -65,21 +65,7 @@ class _Extract:
     html: HtmlPages | None = None
     wiki: WikiPages | None = None
 
-    @property
-    def name(self) -> str:
-        return "extract"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def writes(self) -> bool:
-        return True
-
-    @property
-    def formats(self) -> tuple[Format, ...]:
-        return PAGE_FORMATS
+    name, keys, writes, formats = "extract", (), True, PAGE_FORMATS
 
     def record(self) -> dict[str, Any]:
         versions = {name: _version(name) for name in ("resiliparse", "mwparserfromhell")}

@@ -293,7 +293,7 @@ class _Edited:
     Args:
         rows: of the chunk. digest: its hash. gone: bool[rows], the removed ones.
         output: uint8, bytes for the output file. removed: the lines of removed rows, if they are asked for.
-        bad_rows: in order. filtered, changed: rows. counts: of the work, and of reasons.
+        bad_rows: in order. filtered, changed: rows. reasons: of the removed rows. counts: of the work.
     """
 
     rows: int
@@ -306,6 +306,43 @@ class _Edited:
     changed: int
     reasons: Counter[str]
     counts: Counter[str]
+
+
+class _RowEdits:
+    """Collects what becomes of the rows of a chunk."""
+
+    def __init__(self, num_rows: int, options: TextJobOptions) -> None:
+        self.options = options
+        self.lines = list[bytes]()
+        self.changed = 0
+        self._gone = np.zeros(num_rows, np.bool_)
+        self._reasons = Counter[str]()
+        self._removed, self._removed_rows = list[bytes](), list[int]()
+
+    def remove(self, row: int, reason: str, about: Mapping[str, Any]) -> None:
+        """Remove a row, counted from 1; `about` is for the file of removed ones."""
+        self._gone[row - 1] = True
+        self._reasons[reason] += 1
+        if self.options.removed:
+            self._removed_rows.append(row)
+            self._removed.append(orjson.dumps({"reason": reason, **about})[1:] + b"\n")
+
+    def result(self, data: bytes, bad_rows: Sequence[BadRow], *, num_edited: int, counts: Counter[str]) -> _Edited:
+        """The result of a chunk with this content, of which `num_edited` rows were worked on."""
+        num_rows = len(self._gone)
+        content = b"\n".join((*self.lines, b"")) if self.lines else b""
+        return _Edited(
+            num_rows,
+            chunk_digest(data),
+            self._gone,
+            np.frombuffer(_compressed(content, self.options.compression), np.uint8),
+            _RemovedLines.packed(self._removed, self._removed_rows),
+            tuple(bad_rows),
+            num_rows - num_edited - len(bad_rows),
+            self.changed,
+            self._reasons,
+            counts,
+        )
 
 
 @dataclass(frozen=True)
@@ -336,69 +373,33 @@ class _OnChunks:
         edits, counts = self.work.edit(
             TextBatch(chunk, batch.rows, self.spec.json_keys[0], rows, texts, others, fields)
         )
-        output, removed = list[bytes](), list[bytes]()
-        gone = np.zeros(batch.rows, np.bool_)
-        reasons, removed_rows, changed = Counter[str](), list[int](), 0
+        row_edits = _RowEdits(batch.rows, self.options)
         for number, (row, edit) in enumerate(zip(rows, edits, strict=True)):
             if edit.reason:
-                gone[row - 1] = True
-                reasons[edit.reason] += 1
-                if self.options.removed:
-                    removed_rows.append(row)
-                    removed.append(orjson.dumps({"reason": edit.reason, "text": texts[number]})[1:] + b"\n")
+                row_edits.remove(row, edit.reason, {"text": texts[number]})
                 continue
-            changed += edit.texts is not None
+            row_edits.changed += edit.texts is not None
             if self.options.rows_only or not self.work.writes:
                 continue
             if edit.lines is not None:
-                output += edit.lines
+                row_edits.lines += edit.lines
             elif edit.texts is None:
-                output.append(_dumped(fields(number)) if lines is None else lines[row - 1])
+                row_edits.lines.append(_dumped(fields(number)) if lines is None else lines[row - 1])
             else:
                 key = self.spec.json_keys[0]
-                output += [_dumped(_with_text(fields(number), key, text)) for text in edit.texts]
-        return _Edited(
-            batch.rows,
-            chunk_digest(data),
-            gone,
-            self._content(output),
-            _RemovedLines.packed(removed, removed_rows),
-            tuple(batch.bad_rows),
-            batch.rows - len(rows) - len(batch.bad_rows),
-            changed,
-            reasons,
-            counts,
-        )
-
-    def _content(self, output: list[bytes]) -> npt.NDArray[np.uint8]:
-        """The lines for the output file, compressed."""
-        content = b"\n".join((*output, b"")) if output else b""
-        return np.frombuffer(_compressed(content, self.options.compression), np.uint8)
+                row_edits.lines += [_dumped(_with_text(fields(number), key, text)) for text in edit.texts]
+        return row_edits.result(data, batch.bad_rows, num_edited=len(rows), counts=counts)
 
     def _edited_records(self, chunk: Chunk, data: bytes, work: RecordWork) -> _Edited:
         records = work.edit_records(chunk, data, self.spec)
-        gone = np.zeros(records.rows, np.bool_)
-        output, removed, removed_rows, reasons = list[bytes](), list[bytes](), list[int](), Counter[str]()
+        row_edits = _RowEdits(records.rows, self.options)
         for row, edit in records.edits:
-            output += edit.lines or ()
+            row_edits.lines += edit.lines or ()
             if edit.reason:
-                gone[row - 1] = True
-                reasons[edit.reason] += 1
-                if self.options.removed:
-                    removed_rows.append(row)
-                    removed.append(orjson.dumps({"reason": edit.reason, **(edit.about or {})})[1:] + b"\n")
-        return _Edited(
-            records.rows,
-            chunk_digest(data),
-            gone,
-            self._content(output),
-            _RemovedLines.packed(removed, removed_rows),
-            tuple(records.bad_rows),
-            records.rows - len(records.edits) - len(records.bad_rows),
-            len(records.edits) - reasons.total(),
-            reasons,
-            Counter(),
-        )
+                row_edits.remove(row, edit.reason, edit.about or {})
+            else:
+                row_edits.changed += 1
+        return row_edits.result(data, records.bad_rows, num_edited=len(records.edits), counts=Counter())
 
 
 def _loaded(line: bytes) -> dict[str, Any]:
