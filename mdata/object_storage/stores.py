@@ -138,14 +138,14 @@ def _by_boto3(profile: str) -> Any:
 
 
 @contextmanager
-def named_errors(address: Address, doing: str = "reading") -> Iterator[None]:
+def named_errors(address: Address) -> Iterator[None]:
     """Turn an error of obstore into one of ours that names the object; nothing of its text is repeated."""
     try:
         yield
     except MdataError:
         raise
     except storage_errors() as error:
-        raise explained(error, address, doing=doing) from None
+        raise explained(error, address) from None
 
 
 def storage_errors() -> tuple[type[Exception], ...]:

@@ -77,11 +77,6 @@ def write_labelled(
     return {prefix: written.manifest for prefix, written in write_results(rewriting, progress).items()}
 
 
-def labels_of(manifest: CorpusManifest) -> tuple[str, ...]:
-    """The names of a labelled corpus' classes; (): choices."""
-    return tuple((manifest.provenance.options if manifest.provenance else {}).get("labels", ()))
-
-
 def _made_by(files: Sequence[LabelledFile], task: Task, most_choice: int) -> dict[str, Any]:
     hashes = []
     for file in files:

@@ -159,9 +159,9 @@ def heads_to_draw(config: RunConfig, model: ModelFolder, vocab_size: int) -> fro
     )
 
 
-def read_owned(
+def read_model(
     state: Mapping[str, Tensor],
-    folder: Location,
+    model: ModelFolder,
     *,
     owned: Mapping[str, Ownership],
     without: frozenset[str] = frozenset(),
@@ -170,17 +170,6 @@ def read_owned(
 
     In addition to these tensors, memory holds a few pieces of CHUNK_BYTES. Parameters `without` values there become 0.
     """
-    read_model(state, open_model(folder), owned=owned, without=without)
-
-
-def read_model(
-    state: Mapping[str, Tensor],
-    model: ModelFolder,
-    *,
-    owned: Mapping[str, Ownership],
-    without: frozenset[str] = frozenset(),
-) -> None:
-    """The same of a folder that was opened."""
     is_stored = model.format == "mtrain" and model.adapter is None and not isinstance(model.source, NewRows)
     if is_stored and not without:
         load_into(state, model.path, owned=owned)
@@ -195,7 +184,7 @@ def read_tensors(
     owned: Mapping[str, Ownership],
     without: frozenset[str] = frozenset(),
 ) -> None:
-    """The same of tensors of any kind."""
+    """`read_model` for tensors of any source."""
     for name, runs in owned.items():
         flat = state[name]
         for span in runs.spans():

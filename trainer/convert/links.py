@@ -38,11 +38,9 @@ class Source(Protocol):
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """All of them."""
-        ...
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """The elements of one rectangle, (start, size); of the size, on the CPU."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

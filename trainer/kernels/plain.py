@@ -228,7 +228,6 @@ class DocumentBounds(Protocol):
 
     def numbers(self, batch: int, length: int) -> Tensor:
         """The document of each token: int64[B, S]."""
-        ...
 
 
 class ScoreTensors(NamedTuple):

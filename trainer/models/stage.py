@@ -212,37 +212,30 @@ class Stage(Protocol):
     @property
     def hooked(self) -> range:
         """The blocks of the stage, by their numbers in its hooks."""
-        ...
 
     def __call__(self, received: Tensors, batch: Microbatch) -> Tensors:
         """Compute the tensors for the next stage from those of the previous one (none at the first).
 
         The last returns (sum of the loss, losses of the N tokens); a user's loss may leave out the second.
         """
-        ...
 
     def received(self, batch: Microbatch) -> Tensors:
         """Empty tensors like those that the previous stage sends for a microbatch; none at the first stage."""
-        ...
 
     def given(self, batch: Microbatch) -> Tensors:
         """Empty tensors like those that this stage sends to the next; none at the last stage."""
-        ...
 
     def whole_logits(self, batch: Microbatch) -> Tensor:
         """Of a stage that is the whole model: logits [B, S, vocab_size], complete on each tp rank, differentiable."""
-        ...
 
     def decode_states(self) -> Mapping[int, DecodeState]:
         """What its blocks keep between the tokens that they generate, by their numbers in the model."""
-        ...
 
     def next_logits(self, received: Tensors, batch: Microbatch, at_M: Tensor) -> Tensor:
         """Of the last stage in a step of generation: logits after these of the N tokens, this rank's entries: [M, V].
 
         A stage before it is called as in training.
         """
-        ...
 
     def modules(self) -> Iterator[nn.Module]: ...
 
@@ -260,7 +253,6 @@ class BufferedStage(Stage, Protocol):
         Args:
             counts: fp64, the sums over the whole step of what stages put into `Microbatch.counts`.
         """
-        ...
 
 
 def summed(loss: Tensor, batch: Microbatch) -> Tensors:

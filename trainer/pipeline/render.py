@@ -32,15 +32,10 @@ def render_text(timeline: Timeline, *, num_stages: int) -> str:
     return "\n".join(lines)
 
 
-def render_svg(timeline: Timeline, *, unit: float = 1.0) -> str:
-    """The grid as an SVG element of an HTML page, with a title on each action.
-
-    Args:
-        unit: time of a cell of default width.
-    """
-    scale = CELL / unit
-    width, height = round(timeline.step * scale) + 70, ROW * len(timeline.spans) + 8
-    body = "".join(_row(timeline, rank, scale) for rank in range(len(timeline.spans)))
+def render_svg(timeline: Timeline) -> str:
+    """The grid as an SVG element of an HTML page, with a title on each action; a unit of time is CELL pixels wide."""
+    width, height = round(timeline.step * CELL) + 70, ROW * len(timeline.spans) + 8
+    body = "".join(_row(timeline, rank) for rank in range(len(timeline.spans)))
     label = f"Pipeline schedule of {len(timeline.spans)} ranks, bubble {timeline.bubble:.1%}"
     return (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -48,13 +43,13 @@ def render_svg(timeline: Timeline, *, unit: float = 1.0) -> str:
     )
 
 
-def _row(timeline: Timeline, rank: int, scale: float) -> str:
+def _row(timeline: Timeline, rank: int) -> str:
     top = ROW * rank + 4
 
     def parts() -> Iterator[str]:
         yield f'<text x="0" y="{top + 16}" fill="currentColor">rank {rank}</text>'
         for action, start, stop in timeline.spans[rank]:
-            left, wide = 60 + start * scale, (stop - start) * scale
+            left, wide = 60 + start * CELL, (stop - start) * CELL
             yield (
                 f'<g><title>{action}: {start:g} to {stop:g}</title><rect x="{left:.1f}" y="{top}" width="{wide:.1f}" '
                 f'height="{ROW - 6}" fill="{COLORS[action.kind]}" stroke="#fff" stroke-width="0.5"/>'

@@ -131,12 +131,8 @@ class Tally:
         self._samples = (self._kept[-1].samples if step else 0) if has_samples else None
         self._reached, self._starts = step, self._starts + 1
 
-    def goodput(self, now_s: float | None = None) -> Goodput:
-        """The sums so far.
-
-        Args:
-            now_s: seconds since 1970; None: at the last event or line.
-        """
-        wall_s = 0.0 if self._began_s is None else max(now_s or 0.0, self._last_s) - self._began_s
+    def goodput(self) -> Goodput:
+        """The sums up to the last event or line."""
+        wall_s = 0.0 if self._began_s is None else self._last_s - self._began_s
         sums = {name: max(0.0, value) for name, value in self._sums.items()}
         return Goodput(wall_s=wall_s, **sums, starts=self._starts, lost_steps=self._lost_steps)

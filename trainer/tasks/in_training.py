@@ -19,7 +19,6 @@ from mdata.chat.loss_spans import Template
 from mdata.chat.prompt import answer_ends, answer_prompt
 from mdata.chat.templates import CHATML, OWN, PLAIN, choose_template
 from mdata.errors import counted
-from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from trainer.tasks.lambada import lambada, read_passages
 from trainer.tasks.loaded_model import prompt_ids
@@ -145,24 +144,24 @@ def task_problems(texts: Sequence[str], *, tokenizer: bool) -> list[MdataError]:
     return list(problems.values())
 
 
-def score_tasks(tasks: Sequence[FixedTask], scorer: Scorer, *, progress: Progress = SILENT) -> dict[str, float]:
+def score_tasks(tasks: Sequence[FixedTask], scorer: Scorer) -> dict[str, float]:
     """Numbers by name, on all ranks: accuracies of LAMBADA, adjusted perplexity of WikiText, perplexity of corpora.
 
     A corpus without tokens has none.
     """
     numbers: dict[str, float] = {}
     for task in tasks:
-        numbers |= _numbers(task, scorer, progress)
+        numbers |= _numbers(task, scorer)
     return numbers
 
 
-def _numbers(task: FixedTask, scorer: Scorer, progress: Progress) -> Mapping[str, float]:
+def _numbers(task: FixedTask, scorer: Scorer) -> Mapping[str, float]:
     if task.kind == "wikitext103":
-        return numbers_of(task.kind, wikitext(scorer, Path(task.data), progress=progress))
+        return numbers_of(task.kind, wikitext(scorer, Path(task.data)))
     if task.kind == "perplexity":
-        return numbers_of(task.kind, perplexity(scorer, task.data, progress=progress))
+        return numbers_of(task.kind, perplexity(scorer, task.data))
     strict = task.kind == "lambada-strict"
-    return numbers_of(task.kind, lambada(scorer, Path(task.data), strict=strict, progress=progress))
+    return numbers_of(task.kind, lambada(scorer, Path(task.data), strict=strict))
 
 
 def numbers_of(kind: str, facts: Mapping[str, Any]) -> dict[str, float]:

@@ -287,9 +287,3 @@ def choose(logits_BV: Tensor, rules: Sequence[Sampling], *, steps: Sequence[int]
     greedy_B = on_device((row.is_greedy for row in rules), torch.bool)
     is_bad_B = best_B == logits_BV.shape[-1]
     return torch.where(greedy_B | is_bad_B, best_B, drawn(*heads, uniform_B=on_device(uniforms)))
-
-
-def top_log_probs(log_probs_V: Tensor, n: int) -> list[tuple[int, float]]:
-    """The n likeliest tokens with their log probabilities, largest first, the lower id first of equal ones."""
-    values, ids = log_probs_V.sort(descending=True, stable=True)
-    return list(zip(ids[:n].tolist(), values[:n].tolist(), strict=True))

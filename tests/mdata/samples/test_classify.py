@@ -3,7 +3,7 @@ import pytest
 
 import mdata
 from mdata import UsageError
-from mdata.rewriting.labelled import labels_of, write_labelled
+from mdata.rewriting.labelled import write_labelled
 from mdata.samples.classify import pair
 from mdata.sources.labelled import RowName, label_ids, read_labelled, row_name
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
@@ -42,7 +42,7 @@ def test_the_first_sequence_keeps_name_and_label(name):
 
 def test_rows_once_in_each_epoch_in_another_order(tmp_path, tokenizer):
     manifest = corpus(tmp_path, tokenizer, "text\ttext_pair\tlabel\n" + "".join(f"a\t{c}\t{c}\n" for c in "bcde"))
-    assert (manifest.level, labels_of(manifest)) == ("labelled", ("b", "c", "d", "e"))
+    assert (manifest.level, manifest.provenance.options["labels"]) == ("labelled", ["b", "c", "d", "e"])
     opened = mdata.open_dataset(tmp_path / "rows.json", sequence_length=8, kind="classify")
     epochs = [opened.read(range(4 * e, 4 * e + 4))["labels"].tolist() for e in range(3)]
     assert all(sorted(epoch) == [0, 1, 2, 3] for epoch in epochs) and len({*map(tuple, epochs)}) > 1

@@ -104,7 +104,8 @@ from trainer.checkpoint.load import load_state
 from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, commit, write_part
 from trainer.config.parse import dump_config
-from trainer.convert.first_state import read_owned
+from trainer.convert.first_state import read_model
+from trainer.convert.convert import open_model
 from trainer.convert.model_keys import model_config
 from trainer.models.gpt.params import parameter_table
 from trainer.optim.layout import make_layout
@@ -137,7 +138,7 @@ elif sys.argv[2] == "load":
 else:
     wanted = owned(0, 1, 0, 1)
     before = peak()
-    read_owned({"weight": torch.empty(wanted["weight"].size)}, folder / "step-2", owned=wanted)
+    read_model({"weight": torch.empty(wanted["weight"].size)}, open_model(folder / "step-2"), owned=wanted)
     print(wanted["weight"].size * 4, peak() - before)
 """
 

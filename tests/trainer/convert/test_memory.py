@@ -22,7 +22,7 @@ from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, commit, write_part
 from trainer.config.parse import dump_config
 from trainer.convert.convert import ConvertOptions, convert, open_model
-from trainer.convert.first_state import read_owned
+from trainer.convert.first_state import read_model
 from trainer.convert.model_keys import model_config
 from trainer.models.family import family_of
 from trainer.models.gpt.shape import gpt_shape
@@ -90,8 +90,7 @@ def measure(context: Any, what: str, folder: Path, *rest: Any) -> tuple[int, int
         elif what == "convert":
             convert(folder, rest[0], options=ConvertOptions(to=rest[1], check=False))
         else:
-            found = open_model(folder).path
-            read_owned({"weight": torch.empty(runs.size)}, found, owned={"weight": runs})
+            read_model({"weight": torch.empty(runs.size)}, open_model(folder), owned={"weight": runs})
     return runs.size * 4, grown[0]
 
 

@@ -18,7 +18,6 @@ from trainer.tasks.sampling import (
     filtered,
     likeliest,
     penalized,
-    top_log_probs,
     top_p_at,
     uniform,
 )
@@ -162,10 +161,6 @@ def test_draws_depend_on_seed_request_sample_and_position_alone():
     seen = {uniform(s, r, p, sample=n) for s in (1, 2) for r in (0, 1) for p in (0, 1) for n in (0, 1)}
     assert len(seen) == 16 and all(0 <= x < 1 for x in seen)
     assert uniform(1234, 0, 0) == 0.6282534433174861, "texts of earlier versions stay what they were"
-
-
-def test_the_likeliest_tokens_in_order():
-    assert top_log_probs(torch.tensor([-2.0, -1.0, -1.0]), 2) == [(1, -1.0), (2, -1.0)]
 
 
 @pytest.mark.parametrize(
