@@ -89,27 +89,24 @@ class Schedule:
 
     def input_message(self, action: Action) -> Action | None:
         """The receive of a computation's input; None: no input, or from another stage of the same rank."""
-        needs = {
-            "F": ("RECV_F", action.stage - 1),
-            "B": ("RECV_B", action.stage + 1),
-            "I": ("RECV_B", action.stage + 1),
-        }
-        kind, other = needs.get(action.kind, ("", -1))
-        if not 0 <= other < self.num_stages or self.stage_ranks[other] == self.stage_ranks[action.stage]:
-            return None
-        return Action(cast(Kind, kind), action.stage, action.microbatch)
+        previous, following = action.stage - 1, action.stage + 1
+        return self._message(
+            action, {"F": ("RECV_F", previous), "B": ("RECV_B", following), "I": ("RECV_B", following)}
+        )
 
     def output_message(self, action: Action) -> Action | None:
         """The send of a computation's output; None: no output, or to another stage of the same rank."""
-        gives = {
-            "F": ("SEND_F", action.stage + 1),
-            "B": ("SEND_B", action.stage - 1),
-            "I": ("SEND_B", action.stage - 1),
-        }
-        kind, other = gives.get(action.kind, ("", -1))
+        previous, following = action.stage - 1, action.stage + 1
+        return self._message(action, {"F": ("SEND_F", following), "B": ("SEND_B", previous), "I": ("SEND_B", previous)})
+
+    def _message(self, action: Action, messages: Mapping[Kind, tuple[Kind, int]]) -> Action | None:
+        """The message that goes with a computation, from the kind of message and the other stage for its kind."""
+        if action.kind not in messages:
+            return None
+        kind, other = messages[action.kind]
         if not 0 <= other < self.num_stages or self.stage_ranks[other] == self.stage_ranks[action.stage]:
             return None
-        return Action(cast(Kind, kind), action.stage, action.microbatch)
+        return Action(kind, action.stage, action.microbatch)
 
 
 def looped(num_ranks: int, chunks: int = 1) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mdata import BadInputError, UsageError
 from mdata.errors import counted
 from mdata.progress import SILENT, Progress
-from trainer.tasks.score import ScoredSpan, Scorer
+from trainer.tasks.score import ScoredSpan, Scorer, row_length
 from trainer.tasks.wikitext import read_text
 
 
@@ -85,9 +85,7 @@ def lambada(
     Raises:
         UsageError: options out of range, or a word longer than a row. BadInputError: see `read_passages`.
     """
-    length = model.context if sequence_length is None else sequence_length
-    if not 1 <= length <= model.context:
-        raise UsageError(f"--sequence-length {length} does not fit {model.name}", expected=f"1 to {model.context}")
+    length = row_length(model, sequence_length)
     texts, blank = read_passages(path)
     spans, cut, bare = [], 0, 0
     for number, text in enumerate(texts, 1):

@@ -15,7 +15,7 @@ from typing import Any
 import mdata
 from mdata import UsageError
 from mdata.progress import SILENT, Progress
-from trainer.tasks.score import ScoredSpan, Scorer
+from trainer.tasks.score import ScoredSpan, Scorer, row_length
 
 CHUNK = 4096  # windows that are in memory
 
@@ -79,9 +79,7 @@ def perplexity(
     Raises:
         UsageError: there is no such data, or it does not belong to the model's tokenizer.
     """
-    length = model.context if sequence_length is None else sequence_length
-    if not 1 <= length <= model.context:
-        raise UsageError(f"--sequence-length {length} does not fit {model.name}", expected=f"1 to {model.context}")
+    length = row_length(model, sequence_length)
     if max_documents is not None and max_documents < 1:
         raise UsageError(f"--max-documents {max_documents} is below 1")
     blend = mdata.open_blend(data, evaluation=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import mdata
+from mdata import UsageError
 from mdata.progress import SILENT, Progress
 
 
@@ -35,42 +36,46 @@ class Scorer(Protocol):
     @property
     def name(self) -> str:
         """For messages."""
-        ...
 
     @property
     def context(self) -> int:
         """The longest row, in tokens."""
-        ...
 
     @property
     def rows(self) -> int:
         """Of the embedding: token ids lie below."""
-        ...
 
     @property
     def tokenizer(self) -> mdata.Tokenizer | None:
         """None: only ids are scored."""
-        ...
 
     @property
     def bos(self) -> int | None:
         """The id that begins a text; None: the tokenizer has none."""
-        ...
 
     @property
     def ends(self) -> frozenset[int]:
         """The ids that end a text."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        ...
 
     def score_spans(
         self, spans: Sequence[ScoredSpan], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
     ) -> list[SpanScore]:
         """The score of each span, on all ranks; with greedy=False only its log probability means something."""
-        ...
+
+
+def row_length(model: Scorer, sequence_length: int | None) -> int:
+    """The tokens of a row that a user asks for; None: the model's context.
+
+    Raises:
+        UsageError: more than the context, or none.
+    """
+    length = model.context if sequence_length is None else sequence_length
+    if not 1 <= length <= model.context:
+        raise UsageError(f"--sequence-length {length} does not fit {model.name}", expected=f"1 to {model.context}")
+    return length
 
 
 def batches_by_length(spans: Sequence[ScoredSpan], batch_size: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ from mdata import BadInputError, UsageError
 from mdata.errors import counted
 from mdata.progress import SILENT, Progress
 from mdata.util.regular_files import regular_file
-from trainer.tasks.score import ScoredSpan, Scorer
+from trainer.tasks.score import ScoredSpan, Scorer, row_length
 
 CAP = 20.0  # Megatron caps the exponent of a perplexity
 DETOKENIZERS = ("wiki", "ptb", "none")
@@ -115,9 +115,7 @@ def wikitext(
     Raises:
         UsageError: options out of range. BadInputError: see `read_wikitext`; or the file has no two words.
     """
-    length = model.context if sequence_length is None else sequence_length
-    if not 1 <= length <= model.context:
-        raise UsageError(f"--sequence-length {length} does not fit {model.name}", expected=f"1 to {model.context}")
+    length = row_length(model, sequence_length)
     if detokenizer not in DETOKENIZERS:
         raise UsageError(f"no detokenizer {detokenizer!r}", expected=f"one of {', '.join(DETOKENIZERS)}")
     text = read_wikitext(path)
