@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import LEAST_MASKED_VOCABULARY, MOCK
@@ -27,7 +28,6 @@ from trainer.config.sections import (
     MeshSection,
     OptimizerSection,
     PrecisionSection,
-    RecomputeSection,
     RunConfig,
     RunSection,
     TrainSection,
@@ -58,9 +58,7 @@ NO_DOCUMENT_MASKS = {
     "t5": 'does not apply to data.kind="t5", where each row is of one document',
     "classify": 'does not apply to data.kind="classify", where each token attends to its whole row',
 }
-
-
-MOCK_KEYS = ("blend", "prefetch", "kind", "fim", "bert", "t5")  # what mock data takes, whatever its kind
+MOCK_KEYS = ("blend", "prefetch", "kind", "fim", "bert", "t5")  # apply to mock data of every kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,26 +101,44 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     problems = value_problems(config)
     if problems:
         return problems
-    if not config.run.folder.strip():
-        problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
-    problems += _profile_problems(config.run, world_size)
-    problems += [*layout_problems(config, world_size), *(of_model := list(_model_problems(config)))]
-    problems += _recompute_problems(config)
-    problems += [
+    model_problems = list(_model_problems(config))
+    problems = [
+        *_run_problems(config.run, world_size),
+        *layout_problems(config, world_size),
+        *model_problems,
+        *_recompute_problems(config),
         *schedule_problems(config),
         *optimizer_problems(config.optimizer, config.precision),
         *precision_problems(config),
+        *_first_state_problems(config.checkpoint),
+        *_keep_best_problems(config, facts),
+        *_spike_problems(config),
+        *_kind_problems(config),
     ]
-    problems += [*_first_state_problems(config.checkpoint), *_keep_best_problems(config, facts)]
-    problems += [*_spike_problems(config), *_kind_problems(config)]
-    problems += [] if of_model else kernel_problems(config, world_size)  # these build the model's shape
+    if not model_problems:  # the rules for kernels build the model's shape
+        problems += kernel_problems(config, world_size)
     if config.data.blend == MOCK:
-        return problems + list(_mock_problems(config.data, config.model.vocab_size))
-    problems += _order_problems(config.data)
-    return problems + list(_data_problems(config, facts) if facts else ())
+        problems += _mock_problems(config.data, config.model.vocab_size)
+    else:
+        problems += _order_problems(config.data)
+        problems += _data_problems(config, facts) if facts else ()
+    return problems
 
 
-def _profile_problems(run: RunSection, world_size: int) -> Iterator[str]:
+def _non_default(section: Any, keys: Iterable[str]) -> dict[str, Any]:
+    """Those of the keys whose values are not the defaults, with the values; tuples as lists, as TOML writes them."""
+    values = {key: getattr(section, key) for key in keys}
+    fields = section.__dataclass_fields__
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in values.items()
+        if value != fields[key].default
+    }
+
+
+def _run_problems(run: RunSection, world_size: int) -> Iterator[str]:
+    if not run.folder.strip():
+        yield "run.folder is empty; set it to a folder for the run, such as runs/first"
     steps = run.profile
     if steps and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
         yield f"run.profile={list(steps)} is not [first, last]; write two steps, such as [10, 12]"
@@ -143,15 +159,15 @@ def _first_state_problems(settings: CheckpointSection) -> Iterator[str]:
 
 def _keep_best_problems(config: RunConfig, facts: DataFacts | None) -> Iterator[str]:
     best, mock = config.checkpoint.keep_best, config.data.blend == MOCK
-    lacks = {}
+    missing = {}
     if not config.train.evaluate:
-        lacks["train.evaluate"] = "train.evaluate=false reads no validation set"
+        missing["train.evaluate"] = "train.evaluate=false reads no validation set"
     elif mock or (facts and not facts.has_valid):
-        lacks["data.valid"] = "the data has no validation set"
+        missing["data.valid"] = "the data has no validation set"
     if not config.train.eval_interval:
-        lacks["train.eval_interval"] = "without train.eval_interval it validates at the end only"
-    if best and lacks:
-        why, keys = " and ".join(lacks.values()), "" if mock else f"{' and '.join(lacks)}, or "
+        missing["train.eval_interval"] = "without train.eval_interval it validates at the end only"
+    if best and missing:
+        why, keys = " and ".join(missing.values()), "" if mock else f"{' and '.join(missing)}, or "
         yield f"checkpoint.keep_best={best} would keep nothing: {why}; set {keys}checkpoint.keep_best=0"
 
 
@@ -282,10 +298,10 @@ def _ramp_problems(train: TrainSection, part: int) -> Iterator[str]:
     except UsageError as error:
         yield str(error)
         return
-    wrong = [size for size in sizes if size % part and size != train.global_batch]
-    if wrong:
+    uneven = [size for size in sizes if size % part and size != train.global_batch]
+    if uneven:
         yield (
-            f"{sizes_setting(train)} has a step of {wrong[0]} samples, which is not a "
+            f"{sizes_setting(train)} has a step of {uneven[0]} samples, which is not a "
             f"multiple of train.micro_batch x data-parallel ranks = {part}; choose multiples of {part}"
             + ("" if train.batch_schedule else " as START and as INCREMENT")
         )
@@ -307,13 +323,10 @@ def _recompute_problems(config: RunConfig) -> Iterator[str]:
                 f"choose at most {num_layers}"
             )
         return
-    for key in ("method", "layers"):
-        value = getattr(recompute, key)
-        if value != RecomputeSection.__dataclass_fields__[key].default:
-            yield (
-                f'recompute.{key}={value!r} applies only to recompute.mode="full"; '
-                f"set that, or leave recompute.{key} out"
-            )
+    for key, value in _non_default(recompute, ("method", "layers")).items():
+        yield (
+            f'recompute.{key}={value!r} applies only to recompute.mode="full"; set that, or leave recompute.{key} out'
+        )
 
 
 def _kind_problems(config: RunConfig) -> Iterator[str]:
@@ -332,36 +345,41 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
             yield (
                 f'[data.{name}] is for data.kind="{name}", not "{data.kind}"; set that kind, or leave the section out'
             )
-    if data.longer != DataSection.__dataclass_fields__["longer"].default and data.kind not in DOCUMENT_KINDS:
+    if _non_default(data, ["longer"]) and data.kind not in DOCUMENT_KINDS:
         kinds = ", ".join(f'"{kind}"' for kind in DOCUMENT_KINDS)
         yield f'data.longer="{data.longer}" applies only to data.kind {kinds}; leave it out'
     if data.kind == "pairs" and config.model.mtp is not None:
         yield 'data.kind="pairs" trains no layers of later tokens; leave [model.mtp] out'
-    if config.train.dpo_beta != TrainSection.__dataclass_fields__["dpo_beta"].default and data.kind != "pairs":
+    if _non_default(config.train, ["dpo_beta"]) and data.kind != "pairs":
         yield f'train.dpo_beta={config.train.dpo_beta:g} applies only to data.kind="pairs"; leave it out'
     if data.document_masks and data.kind in NO_DOCUMENT_MASKS:
         yield f"data.document_masks=true {NO_DOCUMENT_MASKS[data.kind]}; set it to false"
     if data.kind not in TEXT_KINDS:
-        for name, asked in (("tasks", config.evaluate.tasks), ("prompts", config.evaluate.prompts)):
-            if asked:
+        for name, verb in (("tasks", "score"), ("prompts", "show")):
+            if entries := getattr(config.evaluate, name):
                 yield (
-                    f"evaluate.{name}={list(asked)} {'score' if name == 'tasks' else 'show'} how a model continues a "
-                    f'text, which data.kind="{data.kind}" does not train; leave it out'
+                    f"evaluate.{name}={list(entries)} {verb} how a model continues a text, which "
+                    f'data.kind="{data.kind}" does not train; leave it out'
                 )
-    options = data.of_kind
-    if isinstance(options, BertSamplesSection) and options.full_rows and (options.head or data.order == "megatron"):
+    if isinstance(data.of_kind, BertSamplesSection):
+        yield from _bert_problems(data.of_kind, data.order)
+    if isinstance(data.of_kind, FimSection):
+        yield from _fim_problems(data.of_kind)
+
+
+def _bert_problems(options: BertSamplesSection, order: str) -> Iterator[str]:
+    if options.full_rows and (options.head or order == "megatron"):
         needs = "data.bert.head=false" if options.head else 'data.order="native"'
         yield f"data.bert.full_rows=true needs {needs}; set that, or leave data.bert.full_rows out"
-    if (
-        isinstance(options, BertSamplesSection)
-        and options.permutation
-        and (options.geometric or data.order == "megatron")
-    ):
+    if options.permutation and (options.geometric or order == "megatron"):
         other = "data.bert.geometric=true" if options.geometric else 'data.order="megatron"'
         yield f"data.bert.permutation=true cannot be used with {other}; leave one of them out"
-    if isinstance(options, FimSection) and (options.split_sample is None) != (options.fragment_rate is None):
+
+
+def _fim_problems(options: FimSection) -> Iterator[str]:
+    if (options.split_sample is None) != (options.fragment_rate is None):
         yield "data.fim.split_sample and data.fim.fragment_rate go together; set both, or neither"
-    if isinstance(options, FimSection) and not 3 <= len(options.tokens) <= 5:
+    if not 3 <= len(options.tokens) <= 5:
         yield (
             f"data.fim.tokens={list(options.tokens)} has {counted(len(options.tokens), 'token')}; write prefix, middle "
             "and suffix, and after them pad and eod if they are not the tokenizer's"
@@ -394,21 +412,21 @@ def _mock_problems(data: DataSection, vocab_size: int | None) -> Iterator[str]:
         )
     if not vocab_size:
         yield 'data.blend="mock" has no tokenizer, so it needs model.vocab_size; set it, such as to 50257'
-    for field in dataclasses.fields(data):
-        value = getattr(data, field.name)
-        applies = field.name in MOCK_KEYS or (field.name == "document_masks" and data.kind == "packed")
-        if not applies and value != field.default:
-            shown = list(value) if isinstance(value, tuple) else value
-            yield f'data.{field.name}={shown!r} does not apply to data.blend="mock", which reads no file; leave it out'
+    of_files = [field.name for field in dataclasses.fields(data) if field.name not in MOCK_KEYS]
+    for key, value in _non_default(data, of_files).items():
+        if key != "document_masks" or data.kind != "packed":
+            yield f'data.{key}={value!r} does not apply to data.blend="mock", which reads no file; leave it out'
 
 
 def small_vocabulary(config: RunConfig, facts: DataFacts) -> str | None:
     """The problem, if the model has too few ids for the data."""
     if config.model.vocab_size is None or config.model.vocab_size >= facts.num_ids:
         return None
+    entries = "an unknown number of" if facts.vocab_size is None else facts.vocab_size
+    largest_id = "unknown" if facts.largest_id is None else facts.largest_id
     return (
         f"model.vocab_size={config.model.vocab_size} is too small for {config.data.blend}: its tokenizer has "
-        f"{_known(facts.vocab_size)} entries and its largest token id is {_known(facts.largest_id)}; "
+        f"{entries} entries and its largest token id is {largest_id}; "
         f"set model.vocab_size to at least {facts.num_ids}, or leave it out"
     )
 
@@ -453,10 +471,6 @@ def _too_few_samples(train: TrainSection, data: DataSection, num_samples: int) -
         f"train.{unit}={getattr(train, unit)} reads {counted(asked, 'sample')}, and {blend} ends after {num_samples}; "
         f"choose at most train.{unit}={most}, {remedy}"
     )
-
-
-def _known(value: int | None) -> str:
-    return "an unknown number of" if value is None else str(value)
 
 
 def schedule_problems(config: RunConfig) -> Iterator[str]:
@@ -522,16 +536,16 @@ def _value_problems(optimizer: OptimizerSection) -> Iterator[str]:
                 f"optimizer.{name}={getattr(optimizer, name):g} is more than optimizer.lr={optimizer.lr:g}; "
                 f"choose an optimizer.{name} of at most {optimizer.lr:g}"
             )
-    own, least = optimizer.embedding_lr, optimizer.embedding_min_lr
-    if own and max(least, optimizer.init_lr) > own:
-        name = "embedding_min_lr" if least > own else "init_lr"
+    lr, min_lr = optimizer.embedding_lr, optimizer.embedding_min_lr
+    if lr and max(min_lr, optimizer.init_lr) > lr:
+        name = "embedding_min_lr" if min_lr > lr else "init_lr"
         value = getattr(optimizer, name)
         yield (
-            f"optimizer.{name}={value:g} is more than optimizer.embedding_lr={own:g}; choose at most {own:g}, or a "
+            f"optimizer.{name}={value:g} is more than optimizer.embedding_lr={lr:g}; choose at most {lr:g}, or a "
             "larger optimizer.embedding_lr"
         )
-    if least and not own:
-        yield f"optimizer.embedding_min_lr={least:g} needs optimizer.embedding_lr; set both, or leave it out"
+    if min_lr and not lr:
+        yield f"optimizer.embedding_min_lr={min_lr:g} needs optimizer.embedding_lr; set both, or leave it out"
     if optimizer.weight_decay_schedule != "constant":
         return
     decay_lengths = given_lengths(optimizer, "weight_decay_")
@@ -609,11 +623,10 @@ def _other_chunks(mesh: MeshSection, num_layers: int, chunks: int) -> str:
 
 
 def _without_effect(mesh: MeshSection) -> Iterator[str]:
-    for key in ("schedule", "virtual_pipeline", "stage_balance", "layers_per_stage"):
-        value = getattr(mesh, key)
-        if value != MeshSection.__dataclass_fields__[key].default and (key, value) != ("virtual_pipeline", 1):
-            shown = list(value) if isinstance(value, tuple) else value
-            yield f"mesh.{key}={shown!r} applies only to mesh.pp above 1; set that, or leave mesh.{key} out"
+    keys = ("schedule", "virtual_pipeline", "stage_balance", "layers_per_stage")
+    for key, value in _non_default(mesh, keys).items():
+        if (key, value) != ("virtual_pipeline", 1):
+            yield f"mesh.{key}={value!r} applies only to mesh.pp above 1; set that, or leave mesh.{key} out"
 
 
 def _layer_problems(mesh: MeshSection, num_layers: int, stages: int) -> Iterator[str]:
@@ -632,10 +645,7 @@ def _layer_problems(mesh: MeshSection, num_layers: int, stages: int) -> Iterator
 
 
 def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[str]:
-    """
-    Args:
-        part: samples that a microbatch has over all data-parallel ranks.
-    """
+    """Batches that the schedule cannot divide; `part`: the samples of one microbatch of all data-parallel ranks."""
     mesh, train = config.mesh, config.train
     for size in _batches(train):
         if size % part:
@@ -647,11 +657,8 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
         remedy = _other_chunks(mesh, config.model.num_layers, chunks)
         if count % mesh.pp and mesh.schedule == "interleaved" and chunks > 1:
             fitting_batch = round_up(count, mesh.pp) * part
-            setting = (
-                "train.global_batch"
-                if size == train.global_batch
-                else f"a step of {sizes_setting(train).partition('=')[0]}"
-            )
+            ramp = f"a step of {sizes_setting(train).partition('=')[0]}"
+            setting = "train.global_batch" if size == train.global_batch else ramp
             remedy = f'choose {setting}={fitting_batch}, or mesh.schedule="1f1b"'
         yield f"mesh.schedule={mesh.schedule} with a batch of {size} samples: {problem}; {remedy}"
         return
@@ -664,22 +671,19 @@ def optimizer_problems(optimizer: OptimizerSection, precision: PrecisionSection)
             f'precision.gradients="params" changes nothing with precision.dtype="{precision.dtype}"; '
             'choose "bf16" or "fp16", or leave precision.gradients out'
         )
-    for field in dataclasses.fields(optimizer):
-        value = getattr(optimizer, field.name)
-        if field.name.startswith("muon_") and optimizer.name != "muon" and value != field.default:
+    if optimizer.name != "muon":
+        muon_keys = [field.name for field in dataclasses.fields(optimizer) if field.name.startswith("muon_")]
+        for key, value in _non_default(optimizer, muon_keys).items():
             yield (
-                f'optimizer.{field.name}={value!r} applies only to optimizer.name="muon"; '
-                f"set that, or leave optimizer.{field.name} out"
+                f'optimizer.{key}={value!r} applies only to optimizer.name="muon"; '
+                f"set that, or leave optimizer.{key} out"
             )
-    moments = ("beta1", "beta2", "epsilon") if optimizer.name == "sgd" else ("momentum",)
-    for name in moments:
-        value = getattr(optimizer, name)
-        if value != type(optimizer).__dataclass_fields__[name].default:
-            serves = 'optimizer.name="adamw" and "muon"' if optimizer.name == "sgd" else 'optimizer.name="sgd"'
-            yield (
-                f'optimizer.{name}={value!r} applies only to {serves}, not "{optimizer.name}"; '
-                f"leave optimizer.{name} out"
-            )
+    moments: tuple[str, ...] = ("momentum",)
+    rules = 'optimizer.name="sgd"'
+    if optimizer.name == "sgd":
+        moments, rules = ("beta1", "beta2", "epsilon"), 'optimizer.name="adamw" and "muon"'
+    for key, value in _non_default(optimizer, moments).items():
+        yield f'optimizer.{key}={value!r} applies only to {rules}, not "{optimizer.name}"; leave optimizer.{key} out'
     if optimizer.name == "muon" and optimizer.muon_coefficient_type == "quintic" and optimizer.muon_ns_steps % 5:
         yield (
             f"optimizer.muon_ns_steps={optimizer.muon_ns_steps} is not a multiple of the five polynomials of "
@@ -688,21 +692,20 @@ def optimizer_problems(optimizer: OptimizerSection, precision: PrecisionSection)
 
 
 MULTIPLE = 16  # of every dimension of a product of FP8 matrices: required by cuBLAS
-BLOCK = 128  # the same where blocks of so many values have scales: no block is then shared by two ranks
+BLOCK = 128  # the same with blockwise scales, whose blocks have this side: no block is then shared by two ranks
 DELAYED_KEYS = ("fp8_amax_history_len", "fp8_amax_compute", "fp8_margin")
 FP8_KEYS = ("fp8_format", "fp8_first_last_bf16", *DELAYED_KEYS)
 
 
 def precision_problems(config: RunConfig) -> Iterator[str]:
     """One line for each setting of [precision] that conflicts with others, the model or the batch."""
-    precision, default = config.precision, PrecisionSection()
+    precision = config.precision
     idle = FP8_KEYS if precision.fp8 == "none" else DELAYED_KEYS if precision.fp8 != "delayed" else ()
-    for key in idle:
-        if (value := getattr(precision, key)) != getattr(default, key):
-            yield (
-                f'precision.{key}={value!r} has no effect with precision.fp8="{precision.fp8}"; '
-                'leave it out, or set precision.fp8="delayed"'
-            )
+    for key, value in _non_default(precision, idle).items():
+        yield (
+            f'precision.{key}={value!r} has no effect with precision.fp8="{precision.fp8}"; '
+            'leave it out, or set precision.fp8="delayed"'
+        )
     if precision.fp8 == "none":
         return
     if precision.dtype != "bf16":
