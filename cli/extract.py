@@ -17,8 +17,8 @@ from mdata.cleaning.extract import PAGE_FORMATS, ExtractRules, extract, extract_
 from mdata.cleaning.text_job import TextJobOptions, TextWork
 
 from .console import Console, Parser
-from .preprocess_options import policy_of, size
-from .text_job_options import add_bad_rows, facts_of
+from .preprocess_options import size
+from .text_job_options import add_bad_rows, counts_of, facts_of, text_job_of
 
 _MAX_RECORD_BYTES = 16 << 20
 
@@ -49,28 +49,12 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _options_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, ExtractRules]:
-    options = TextJobOptions(
-        input=arguments.input,
-        output=arguments.output,
-        include=tuple(arguments.include),
-        exclude=tuple(arguments.exclude),
-        json_key=arguments.json_key,
-        input_format=arguments.input_format,
-        compression=arguments.compression,
-        removed=arguments.removed,
-        on_error=policy_of(arguments),
-        quarantine=arguments.quarantine,
-        max_errors=arguments.max_errors,
-        max_record_bytes=arguments.max_record_bytes,
-        shard=arguments.shard,
-        workers=arguments.workers,
-    )
     rules = ExtractRules(
         extractor=arguments.extractor,
         main_content=not arguments.whole_page,
         namespaces=tuple(arguments.namespaces),
     )
-    return options, rules
+    return text_job_of(arguments), rules
 
 
 def work_of(arguments: argparse.Namespace) -> tuple[TextJobOptions, TextWork]:
@@ -86,8 +70,5 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         result = extract(options, rules, progress)
     others = f"; records that are not pages: {result.filtered:,} of {result.rows:,}" if result.filtered else ""
     lines = [f"pages with text: {result.kept:,}; removed: {sum(result.removed.values()):,}{others}"]
-    most_first = sorted(result.removed.items(), key=lambda pair: (-pair[1], pair[0]))
-    lines += [f"  {count:,}  {reason}" for reason, count in most_first]
-    if result.bad:
-        lines.append(f"bad rows: {result.bad:,}")
+    lines += counts_of(result)
     console.result("\n".join(lines), facts_of(result))

@@ -54,12 +54,19 @@ def add_bad_rows(parser: Parser) -> None:
 
 
 def text_job_of(arguments: argparse.Namespace) -> TextJobOptions:
-    """The options that were given."""
-    options: dict[str, Any] = {name: getattr(arguments, name) for name in _NAMES}
+    """The options that were given, of those that the command has."""
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in _NAMES if name in arguments}
     options["on_error"] = policy_of(arguments)
     if arguments.max_record_bytes is not None:
         options["max_record_bytes"] = arguments.max_record_bytes
     return TextJobOptions(**options, include=tuple(arguments.include), exclude=tuple(arguments.exclude))
+
+
+def counts_of(result: TextJobResult) -> list[str]:
+    """A line for each reason to remove rows, the most frequent first, and one for bad rows."""
+    most_first = sorted(result.removed.items(), key=lambda pair: (-pair[1], pair[0]))
+    lines = [f"  {count:,}  {reason}" for reason, count in most_first]
+    return [*lines, f"bad rows: {result.bad:,}"] if result.bad else lines
 
 
 def text_of(result: TextJobResult, *, rows_only: bool) -> str:
@@ -68,10 +75,7 @@ def text_of(result: TextJobResult, *, rows_only: bool) -> str:
     share = 100 * removed / max(1, result.rows)
     changed = f", {result.changed:,} of them changed" if not rows_only else ""
     lines = [f"{result.kept:,} of {counted(result.rows, 'row')} kept{changed}; removed: {removed:,} ({share:.2f} %)"]
-    most_first = sorted(result.removed.items(), key=lambda pair: (-pair[1], pair[0]))
-    lines += [f"  {count:,}  {reason}" for reason, count in most_first]
-    if result.bad:
-        lines.append(f"bad rows: {result.bad:,}")
+    lines += counts_of(result)
     if rows_only:
         lines.append(f"next: mdata preprocess --skip-rows {result.folder} ...")
     return "\n".join(lines)
