@@ -516,7 +516,7 @@ def _megatron_request(open_model: Callable[[], Model], case: Mapping[str, Any]) 
         "top_p_decay": asked.top_p_decay,
         "top_p_bound": asked.top_p_bound,
         "temperature": asked.temperature,
-        "add_BOS": asked.add_bos,
+        "add_BOS": asked.add_BOS,
         "use_eod_token_for_early_termination": True,
         "stop_on_double_eol": asked.stop_on_double_eol,
         "stop_on_eol": asked.stop_on_eol,

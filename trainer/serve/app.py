@@ -44,10 +44,10 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 
 @dataclass
 class Server:
-    """What the handlers share.
+    """The state that handlers share.
 
     Args:
-        key: that clients must send; "": none. most_bytes: of a body.
+        key: the API key that clients must send; "": none. most_bytes: limit on a body.
         hosts: accepted names in the Host header, against DNS rebinding by a web page; empty: any.
     """
 
@@ -156,13 +156,13 @@ class Server:
     async def _answered(self, request: Request, parse: Callable[[Served, Mapping[str, Any]], Completion]) -> Response:
         self.service.check()
         served = replace(self.served, capacity=self.service.capacity)
-        asked = await self._off_the_loop(lambda body: parse(served, parsed_body(body)), await self._body(request))
-        headers = _ignored(asked.options.ignored)
-        run = self.service.begin([row.request for row in asked.rows])
-        if asked.options.stream:
-            return _EventStream(self._events(asked, run), self.service, run, headers)
-        answer = await _while_connected(request, self._gathered(run, asked.rows))
-        return _json(openai_api.answer_of(asked, answer), headers=headers)
+        completion = await self._off_the_loop(lambda body: parse(served, parsed_body(body)), await self._body(request))
+        headers = _ignored(completion.options.ignored)
+        run = self.service.begin([row.request for row in completion.rows])
+        if completion.options.stream:
+            return _EventStream(self._events(completion, run), self.service, run, headers)
+        answer = await _while_connected(request, self._gathered(run, completion.rows))
+        return _json(openai_api.answer_of(completion, answer), headers=headers)
 
     async def _gathered(self, run: OpenRequest, rows: Sequence[Any]) -> list[list[RowDelta]]:
         """All pieces of each row."""
@@ -175,22 +175,22 @@ class Server:
                 of_rows[number].append(piece)
         return of_rows
 
-    async def _events(self, asked: Completion, run: OpenRequest) -> AsyncIterator[bytes]:
+    async def _events(self, completion: Completion, run: OpenRequest) -> AsyncIterator[bytes]:
         began_s, first = time.monotonic(), True
-        for chunk in openai_api.first_chunks(asked):
+        for chunk in openai_api.first_chunks(completion):
             yield _event(chunk)
         try:
-            async with contextlib.aclosing(pieces(self.service, run, asked.rows)) as stream:
+            async with contextlib.aclosing(pieces(self.service, run, completion.rows)) as stream:
                 async for number, piece in stream:
                     if first:
                         self._first_token(began_s)
                         first = False
-                    if piece.text or asked.top is not None or asked.rows[number].finish_reason:
-                        yield _event(openai_api.chunk_of(asked, number, piece))
+                    if piece.text or completion.top is not None or completion.rows[number].finish_reason:
+                        yield _event(openai_api.chunk_of(completion, number, piece))
         except ApiError as error:
             yield _event(_openai_error(error))
             return
-        if (last := openai_api.last_chunk(asked)) is not None:
+        if (last := openai_api.last_chunk(completion)) is not None:
             yield _event(last)
         yield b"data: [DONE]\n\n"
 
@@ -260,7 +260,7 @@ class Server:
         return self.refusal(request.url.path, refused, dict(error.headers or {}))
 
     def refusal(self, path: str, error: ApiError, headers: Mapping[str, str]) -> Response:
-        """An error in the form of the path's interface."""
+        """An error in the format of the API to which the path belongs."""
         if path == "/api":
             detail = {} if error.detail is None else {"detail": error.detail}
             return _json({"message": error.text, **detail}, status=error.status, headers=headers)

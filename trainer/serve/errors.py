@@ -1,4 +1,4 @@
-"""The one error of the server's APIs: a status and a sentence, which each API writes in its own form."""
+"""The error of the server's APIs: a status and a sentence, which each API formats in its own way."""
 
 from __future__ import annotations
 

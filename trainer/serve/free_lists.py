@@ -2,9 +2,9 @@
 
 CPython keeps up to 2,000 freed tuples of each length below 20 for their next use, 4 MB in all, and more kinds of
 objects. `tuple(generator)` adds one each time, since it takes its memory from another list. Only a full collection
-gives them back, and it waits until a quarter as many objects are new as the process has: with PyTorch imported, for
-ever. So what exists once the model is loaded is left out of collections, which then take about 1 ms, and one is made
-every EVERY requests.
+gives them back, and it waits until a quarter as many objects are new as the process has: with PyTorch imported, that
+never happens. So objects that exist once the model is loaded are left out of collections, which then take about 1 ms,
+and there is one every EVERY requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EVERY = 100  # requests
 
 
 def freeze_loaded() -> None:
-    """Leave all objects of now out of collections."""
+    """Leave all present objects out of collections."""
     gc.collect()
     gc.freeze()
 
@@ -27,7 +27,7 @@ class FreeLists:
         self._requests = 0
 
     def count(self, requests: int) -> None:
-        """So many requests more have come."""
+        """Count this many requests."""
         self._requests += requests
         if self._requests >= EVERY:
             self._requests = 0

@@ -18,7 +18,7 @@ from mdata.errors import counted
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import is_number, is_whole
 from trainer.serve.rank import Found, Search
-from trainer.serve.rows import LARGEST_SEED, OpenRow, RowDelta, make_row
+from trainer.serve.rows import LARGEST_SEED, OpenRow, RowDelta, make_row, tokenizer_of
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -29,30 +29,9 @@ WRONG_METHOD = "The method is not allowed for the requested URL."
 NO_JSON = "The browser (or proxy) sent a request that this server could not understand."
 NO_JSON_TYPE = "Did not attempt to load JSON data because the request Content-Type was not 'application/json'."
 TOO_LONG_BEAM = "context length + tokens_to_generate too large"
-KNOWN = frozenset(
-    [
-        "prompts",
-        "tokens_to_generate",
-        "logprobs",
-        "temperature",
-        "top_k",
-        "top_p",
-        "top_p_decay",
-        "top_p_bound",
-        "add_BOS",
-        "stop_on_double_eol",
-        "stop_on_eol",
-        "prevent_newline_after_colon",
-        "random_seed",
-        "no_log",
-        "beam_width",
-        "stop_token",
-        "length_penalty",
-    ]
-)
 
 
-class Asked(NamedTuple):
+class CheckedFields(NamedTuple):
     """The fields of a body, checked. beam_width: None: no beam search. stop_token: None: the model's."""
 
     prompts: list[str]
@@ -63,7 +42,7 @@ class Asked(NamedTuple):
     top_p: float
     top_p_decay: float
     top_p_bound: float
-    add_bos: bool
+    add_BOS: bool
     stop_on_double_eol: bool
     stop_on_eol: bool
     prevent_newline_after_colon: bool
@@ -73,16 +52,19 @@ class Asked(NamedTuple):
     length_penalty: float
 
 
-class ParsedRequest(NamedTuple):
-    """A request as rows, or as a beam search. unknown: the fields that are not in `KNOWN`."""
+FIELDS = frozenset((*CheckedFields._fields, "no_log"))
 
-    asked: Asked
+
+class ParsedRequest(NamedTuple):
+    """A request as rows, or as a beam search. unknown: the fields that are not in `FIELDS`."""
+
+    fields: CheckedFields
     rows: list[OpenRow]
     search: Search | None
     unknown: list[str]
 
 
-def checked(body: Mapping[str, Any]) -> Asked:
+def checked(body: Mapping[str, Any]) -> CheckedFields:
     """The fields, in Megatron's order of checks.
 
     Raises:
@@ -105,7 +87,8 @@ def checked(body: Mapping[str, Any]) -> Asked:
     top_p, decay, bound = _nucleus(body, top_k)
     add_bos = _flag(body, "add_BOS")
     _demand(add_bos or all(prompts), "Empty prompts require add_BOS=true")
-    flags = [_flag(body, name) for name in ("stop_on_double_eol", "stop_on_eol", "prevent_newline_after_colon")]
+    stop_on_double_eol, stop_on_eol = _flag(body, "stop_on_double_eol"), _flag(body, "stop_on_eol")
+    prevent_newline_after_colon = _flag(body, "prevent_newline_after_colon")
     seed = _seed(body)
     _flag(body, "no_log")
     width = body.get("beam_width", 0)
@@ -116,23 +99,23 @@ def checked(body: Mapping[str, Any]) -> Asked:
     _demand(is_whole(stop_token), "stop_token must be an integer")
     penalty = body.get("length_penalty", 1.0)
     _demand(is_number(penalty), "length_penalty must be a float")
-    return Asked(
-        prompts,
-        most,
-        logprobs,
-        float(temperature),
-        top_k,
-        top_p,
-        decay,
-        bound,
-        add_bos,
-        flags[0],
-        flags[1],
-        flags[2],
-        seed,
-        width or None,
-        stop_token if "stop_token" in body else None,
-        float(penalty),
+    return CheckedFields(
+        prompts=prompts,
+        tokens_to_generate=most,
+        logprobs=logprobs,
+        temperature=float(temperature),
+        top_k=top_k,
+        top_p=top_p,
+        top_p_decay=decay,
+        top_p_bound=bound,
+        add_BOS=add_bos,
+        stop_on_double_eol=stop_on_double_eol,
+        stop_on_eol=stop_on_eol,
+        prevent_newline_after_colon=prevent_newline_after_colon,
+        random_seed=seed,
+        beam_width=width or None,
+        stop_token=stop_token if "stop_token" in body else None,
+        length_penalty=float(penalty),
     )
 
 
@@ -195,54 +178,47 @@ def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, st
     Raises:
         ApiError: with Megatron's text; the numbers are its `detail`.
     """
-    asked, unknown = checked(body), sorted(body.keys() - KNOWN)
+    fields, unknown = checked(body), sorted(body.keys() - FIELDS)
     if unknown and strict:
         raise ApiError(400, f"unknown fields: {', '.join(unknown)[:200]}")
     try:
-        prompts = [model.encode(prompt, add_bos=asked.add_bos) for prompt in asked.prompts]
+        prompts = [model.encode(prompt, add_bos=fields.add_BOS) for prompt in fields.prompts]
     except UsageError as error:
         raise ApiError(400, str(error)) from error
-    check_size(prompts, asked.tokens_to_generate, most=most_tokens)
+    check_size(prompts, fields.tokens_to_generate, most=most_tokens)
     longest = max(map(len, prompts))
-    if longest + asked.tokens_to_generate > model.context:
+    if longest + fields.tokens_to_generate > model.context:
         raise ApiError(
             400,
-            TOO_LONG if asked.beam_width is None else TOO_LONG_BEAM,
-            detail=f"{counted(longest, 'prompt token')} + {asked.tokens_to_generate:,} new ones, "
+            TOO_LONG if fields.beam_width is None else TOO_LONG_BEAM,
+            detail=f"{counted(longest, 'prompt token')} + {fields.tokens_to_generate:,} new ones, "
             f"expected at most {model.context:,} in total",
         )
-    rules, id = _rules(model, asked), f"api-{secrets.token_hex(12)}"
-    ends = frozenset(() if asked.stop_token is None else (asked.stop_token,))
-    if asked.beam_width is not None:
-        if asked.beam_width > MOST_BEAMS:
+    rules, id = _rules(model, fields), f"api-{secrets.token_hex(12)}"
+    ends = frozenset(() if fields.stop_token is None else (fields.stop_token,))
+    if fields.beam_width is not None:
+        if fields.beam_width > MOST_BEAMS:
             raise ApiError(400, f"beam_width must be at most {MOST_BEAMS}")
-        if asked.tokens_to_generate == 0:
+        if fields.tokens_to_generate == 0:
             raise ApiError(400, "beam search needs tokens_to_generate >= 1")
-        search = Search(
-            id,
-            prompts[0],
-            asked.beam_width,
-            asked.tokens_to_generate,
-            asked.length_penalty,
-            ends or model.ends,
-            rules,
-        )
-        return ParsedRequest(asked, [], search, unknown)
+        width, most = fields.beam_width, fields.tokens_to_generate
+        search = Search(id, prompts[0], width, most, fields.length_penalty, ends or model.ends, rules)
+        return ParsedRequest(fields, [], search, unknown)
     rows = [
         make_row(
             model,
             f"{id}-{number}",
             ids,
             rules,
-            most=asked.tokens_to_generate,
+            most=fields.tokens_to_generate,
             number=number,
-            top=0 if asked.logprobs else None,
-            echo="" if asked.logprobs else None,
+            top=0 if fields.logprobs else None,
+            echo="" if fields.logprobs else None,
             ends=ends,
         )
         for number, ids in enumerate(prompts)
     ]
-    return ParsedRequest(asked, rows, None, unknown)
+    return ParsedRequest(fields, rows, None, unknown)
 
 
 def check_size(prompts: Sequence[Sequence[int]], new: int, *, most: int | None) -> None:
@@ -256,17 +232,17 @@ def check_size(prompts: Sequence[Sequence[int]], new: int, *, most: int | None) 
         raise ApiError(400, f"Too many tokens.  {total} is greater than {most}")
 
 
-def _rules(model: Model, asked: Asked) -> Sampling:
-    seed = asked.random_seed if asked.random_seed >= 0 else secrets.randbelow(LARGEST_SEED)
+def _rules(model: Model, fields: CheckedFields) -> Sampling:
+    seed = fields.random_seed if fields.random_seed >= 0 else secrets.randbelow(LARGEST_SEED)
     return Sampling(
-        max_tokens=max(asked.tokens_to_generate, 1),
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p or 1.0,
-        top_p_decay=asked.top_p_decay,
-        top_p_bound=asked.top_p_bound,
-        blocked_after=newlines_after_colon(model) if asked.prevent_newline_after_colon else {},
-        stop=("\n\n",) if asked.stop_on_double_eol else ("\n",) if asked.stop_on_eol else (),
+        max_tokens=max(fields.tokens_to_generate, 1),
+        temperature=fields.temperature,
+        top_k=fields.top_k,
+        top_p=fields.top_p or 1.0,
+        top_p_decay=fields.top_p_decay,
+        top_p_bound=fields.top_p_bound,
+        blocked_after=newlines_after_colon(model) if fields.prevent_newline_after_colon else {},
+        stop=("\n\n",) if fields.stop_on_double_eol else ("\n",) if fields.stop_on_eol else (),
         keep_stop=True,
         seed=seed % LARGEST_SEED,
     )
@@ -275,19 +251,17 @@ def _rules(model: Model, asked: Asked) -> Sampling:
 @functools.lru_cache(maxsize=2)
 def newlines_after_colon(model: Model) -> dict[int, tuple[int, ...]]:
     """For a colon's token id, all ids that begin with a newline: they may not follow it."""
-    tokenizer = model.tokenizer
-    assert tokenizer is not None, "a server has a tokenizer"
+    tokenizer = tokenizer_of(model)
     lines = tuple(i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]).startswith("\n"))
     return {tokenizer.encode_batch([":"])[0].tolist()[-1]: lines}
 
 
 def answer_of(model: Model, job: ParsedRequest, pieces: Sequence[Sequence[RowDelta]]) -> dict[str, Any]:
     """The answer: prompt and new text of each row, its tokens as texts, and log probabilities from the second on."""
-    tokenizer = model.tokenizer
-    assert tokenizer is not None, "a server has a tokenizer"
+    tokenizer = tokenizer_of(model)
     sequences = [[*row.request.prompt, *row.tokens] for row in job.rows]
     log_probs = None
-    if job.asked.logprobs:
+    if job.fields.logprobs:
         log_probs = [
             [fact.log_prob for piece in of_row for fact in piece.tokens if fact.log_prob is not None]
             for of_row in pieces
@@ -299,13 +273,13 @@ def answer_of(model: Model, job: ParsedRequest, pieces: Sequence[Sequence[RowDel
     }
 
 
-def beam_answer(model: Model, job: ParsedRequest, found: Found) -> dict[str, Any]:
+def beam_answer(model: Model, job: ParsedRequest, result: Found) -> dict[str, Any]:
     """The answer of a beam search, best first."""
-    tokenizer, search = model.tokenizer, job.search
-    assert tokenizer is not None and search is not None, "a server has a tokenizer"
-    sequences = [[*search.prompt, *beam.tokens] for beam in found.beams]
+    tokenizer, search = tokenizer_of(model), job.search
+    assert search is not None, "a request for a beam search"
+    sequences = [[*search.prompt, *beam.tokens] for beam in result.beams]
     return {
         "text": [tokenizer.decode(ids) for ids in sequences],
         "segments": [[tokenizer.decode([i]) for i in ids] for ids in sequences],
-        "scores": [beam.score for beam in found.beams],
+        "scores": [beam.score for beam in result.beams],
     }

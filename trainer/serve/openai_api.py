@@ -19,7 +19,7 @@ from mdata.errors import counted
 from mdata.tokenizers.base.tokenizer import TextRefused
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import Fields, is_whole, shortened
-from trainer.serve.rows import LARGEST_SEED, OpenRow, RowDelta, TokenFact, make_row
+from trainer.serve.rows import LARGEST_SEED, OpenRow, RowDelta, TokenFact, make_row, tokenizer_of
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -30,7 +30,7 @@ _NO_TOOLS = "this server has no function calling"
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What a server serves.
+    """The model that a server offers, and its limits.
 
     Args:
         model: without weights. template: of chats; None: there is none, for the reason `no_template`.
@@ -51,7 +51,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Options:
-    """What completions and chats have in common. usage: a stream ends with it. ignored: unknown fields."""
+    """The fields that completions and chats share. usage: whether a stream ends with it. ignored: unknown fields."""
 
     rules: Sampling
     stream: bool
@@ -131,15 +131,15 @@ def chat_completion(served: Served, body: Mapping[str, Any]) -> Completion:
     fields.refuse("modalities", unless=(["text"],), text="answers are text")
     fields.refuse("audio", unless=(), text="answers are text")
     ids = _chat_prompt(served, messages)
-    asked = fields.take("max_completion_tokens"), fields.take("max_tokens")
-    given = Fields({"max_tokens": asked[1] if asked[0] is None else asked[0]})
+    max_tokens, max_completion_tokens = fields.take("max_tokens"), fields.take("max_completion_tokens")
+    limit = Fields({"max_tokens": max_tokens if max_completion_tokens is None else max_completion_tokens})
     room = min(model.context, served.capacity or model.context) - len(ids)
-    most = given.whole("max_tokens", max(1, room), least=1, most=2**31)
-    report, count = fields.flag("logprobs"), fields.whole("top_logprobs", 0, least=0, most=MOST_TOP)
-    if count and not report:
-        raise ApiError(400, f"top_logprobs is {count}, but logprobs is not true", param="top_logprobs")
+    most = limit.whole("max_tokens", max(1, room), least=1, most=2**31)
+    log_probs, count = fields.flag("logprobs"), fields.whole("top_logprobs", 0, least=0, most=MOST_TOP)
+    if count and not log_probs:
+        raise _invalid("top_logprobs", f"top_logprobs is {count}, but logprobs is not true")
     samples = fields.whole("n", 1, least=1, most=MOST_ROWS)
-    options, top = _options(served, fields, most=most), count if report else None
+    options, top = _options(served, fields, most=most), count if log_probs else None
     rows = [
         make_row(model, f"{id}-{sample}", ids, options.rules, most=most, sample=sample, top=top, ends=served.turn_ends)
         for sample in range(samples)
@@ -148,7 +148,7 @@ def chat_completion(served: Served, body: Mapping[str, Any]) -> Completion:
 
 
 def _options(served: Served, fields: Fields, *, most: int) -> Options:
-    """The options that both kinds share."""
+    """The options that completions and chats share."""
     recommended = served.model.recommended
     number = fields.number
     seed = fields.whole("seed", secrets.randbelow(LARGEST_SEED), least=-(2**63), most=2**64 - 1)
@@ -177,48 +177,44 @@ def _options(served: Served, fields: Fields, *, most: int) -> Options:
     stream, stream_options = fields.flag("stream"), fields.take("stream_options")
     if stream_options is not None and not (stream and isinstance(stream_options, dict)):
         text = f"stream_options is {shortened(stream_options)}, expected an object, with stream set to true"
-        raise ApiError(400, text, param="stream_options")
+        raise _invalid("stream_options", text)
     usage = Fields(stream_options or {}).flag("include_usage")
     fields.refuse("use_beam_search", unless=(False,), text="use beam_width of PUT /api")
     for name in ("user", "metadata", "store", "parallel_tool_calls", "service_tier"):
         fields.take(name)
     ignored = fields.unknown()
     if ignored and served.strict:
-        raise ApiError(400, f"unknown fields: {', '.join(ignored)[:200]}", param=ignored[0])
+        raise _invalid(ignored[0], f"unknown fields: {', '.join(ignored)[:200]}")
     return Options(rules, stream, usage, ignored)
+
+
+def _invalid(param: str, text: str) -> ApiError:
+    return ApiError(400, text, param=param)
 
 
 def _check_name(served: Served, fields: Fields) -> None:
     name = fields.take("model")
     if name is not None and not isinstance(name, str):
-        raise ApiError(400, f"model is {shortened(name)}, expected a string", param="model")
+        raise _invalid("model", f"model is {shortened(name)}, expected a string")
     if name is not None and name != served.model.name:
-        raise ApiError(
-            404,
-            f"unknown model {shortened(name)}; this server has {served.model.name}",
-            param="model",
-            code="model_not_found",
-        )
+        text = f"unknown model {shortened(name)}; this server has {served.model.name}"
+        raise ApiError(404, text, param="model", code="model_not_found")
 
 
-def _checked(answer: Completion) -> Completion:
-    rows, served = answer.rows, answer.served
+def _checked(request: Completion) -> Completion:
+    """The request with the offsets of its first tokens, if it is not too large."""
+    rows, most_tokens = request.rows, request.served.most_tokens
     if len(rows) > MOST_ROWS:
-        raise ApiError(
-            400, f"{counted(len(rows), 'text')} requested, expected at most {MOST_ROWS} per request", param="n"
-        )
+        raise _invalid("n", f"{counted(len(rows), 'text')} requested, expected at most {MOST_ROWS} per request")
     total = sum(len(row.request.prompt) + row.most for row in rows)
-    if served.most_tokens is not None and total > served.most_tokens:
-        raise ApiError(
-            400, f"prompts and new tokens are {total:,}, expected at most {served.most_tokens:,} (--max-request-tokens)"
-        )
-    answer.offsets = [0] * len(rows)
+    if most_tokens is not None and total > most_tokens:
+        text = f"prompts and new tokens are {total:,}, expected at most {most_tokens:,} (--max-request-tokens)"
+        raise ApiError(400, text)
+    request.offsets = [0] * len(rows)
     for number, row in enumerate(rows):
-        if row.echo is None and not answer.chat and answer.top is not None:
-            tokenizer = served.model.tokenizer
-            assert tokenizer is not None, "a server has a tokenizer"
-            answer.offsets[number] = len(tokenizer.decode(row.request.prompt))
-    return answer
+        if row.echo is None and not request.chat and request.top is not None:
+            request.offsets[number] = len(tokenizer_of(request.served.model).decode(row.request.prompt))
+    return request
 
 
 def _prompts(model: Model, value: object, *, add_bos: bool) -> list[tuple[str, list[int]]]:
@@ -227,36 +223,27 @@ def _prompts(model: Model, value: object, *, add_bos: bool) -> list[tuple[str, l
     listed = value if several else [value]
     assert isinstance(listed, list), "a list of prompts"
     if len(listed) > MOST_ROWS:
-        raise ApiError(
-            400, f"{counted(len(listed), 'prompt')}, expected at most {MOST_ROWS} per request", param="prompt"
-        )
+        raise _invalid("prompt", f"{counted(len(listed), 'prompt')}, expected at most {MOST_ROWS} per request")
     return [_prompt(model, prompt, add_bos=add_bos) for prompt in listed]
 
 
 def _prompt(model: Model, prompt: object, *, add_bos: bool) -> tuple[str, list[int]]:
-    assert model.tokenizer is not None, "a server has a tokenizer"
     try:
         if isinstance(prompt, str):
             return prompt, model.encode(prompt, add_bos=add_bos)
         if isinstance(prompt, list) and prompt and all(is_whole(entry) for entry in prompt):
             model.check_ids(prompt)
-            return model.tokenizer.decode(prompt), list(prompt)
+            return tokenizer_of(model).decode(prompt), list(prompt)
     except UsageError as error:
-        raise ApiError(400, str(error), param="prompt") from error
-    raise ApiError(
-        400,
-        f"prompt is {shortened(prompt)}, expected a string, token ids, or a list of either",
-        param="prompt",
-    )
+        raise _invalid("prompt", str(error)) from error
+    raise _invalid("prompt", f"prompt is {shortened(prompt)}, expected a string, token ids, or a list of either")
 
 
 def _messages(value: object) -> list[tuple[str, str]]:
     if not isinstance(value, list) or not value:
-        raise ApiError(
-            400, f"messages is {shortened(value)}, expected a list of at least one message", param="messages"
-        )
+        raise _invalid("messages", f"messages is {shortened(value)}, expected a list of at least one message")
     if len(value) > MOST_MESSAGES:
-        raise ApiError(400, f"{counted(len(value), 'message')}, expected at most {MOST_MESSAGES}", param="messages")
+        raise _invalid("messages", f"{counted(len(value), 'message')}, expected at most {MOST_MESSAGES}")
     return [_message(number, message) for number, message in enumerate(value)]
 
 
@@ -267,99 +254,83 @@ def _message(number: int, message: object) -> tuple[str, str]:
         parts = [part.get("text") for part in content]
         content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
     if not isinstance(role, str) or role not in ROLES or not isinstance(content, str):
-        raise ApiError(
-            400,
-            f"messages[{number}] is {shortened(message)}, expected a role ({', '.join(ROLES)}) and text content",
-            param="messages",
-        )
+        expected = f"a role ({', '.join(ROLES)}) and text content"
+        raise _invalid("messages", f"messages[{number}] is {shortened(message)}, expected {expected}")
     if not content.isascii() and content.encode(errors="replace").decode() != content:
-        raise ApiError(400, f"messages[{number}] is not UTF-8 text", param="messages")
+        raise _invalid("messages", f"messages[{number}] is not UTF-8 text")
     return ROLES[role], content
 
 
 def _chat_prompt(served: Served, messages: Sequence[tuple[str, str]]) -> list[int]:
-    tokenizer = served.model.tokenizer
-    assert tokenizer is not None, "a server has a tokenizer"
     if served.template is None:
-        raise ApiError(
-            400,
-            f"the model has no chat template: {served.no_template}; use /v1/completions, or start the server with "
-            "--chat-template plain",
-            param="messages",
-        )
+        text = f"the model has no chat template: {served.no_template}; use /v1/completions, or start the server with "
+        raise _invalid("messages", f"{text}--chat-template plain")
     try:
-        return answer_prompt(served.template, tokenizer, messages)
+        return answer_prompt(served.template, tokenizer_of(served.model), messages)
     except (TemplateRefused, TextRefused) as refused:
-        raise ApiError(400, str(refused), param="messages") from refused
+        raise _invalid("messages", str(refused)) from refused
 
 
 # ---- answers
 
 
-def answer_of(asked: Completion, pieces: Sequence[Sequence[RowDelta]]) -> dict[str, Any]:
-    """The whole answer, from the pieces of each row."""
+def answer_of(request: Completion, pieces: Sequence[Sequence[RowDelta]]) -> dict[str, Any]:
+    """The complete answer, from the pieces of each row."""
     choices = []
-    for number, (row, of_row) in enumerate(zip(asked.rows, pieces, strict=True)):
+    for number, (row, of_row) in enumerate(zip(request.rows, pieces, strict=True)):
         text = "".join(piece.text for piece in of_row)
-        tokens = [token for piece in of_row for token in piece.tokens]
-        said = {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
-        choices.append(
-            {
-                "index": number,
-                **said,
-                "logprobs": _log_probs(asked, number, tokens),
-                "finish_reason": row.finish_reason,
-            }
-        )
-    return {**_head(asked, chunk=False), "choices": choices, "usage": _usage(asked)}
+        content = {"message": {"role": "assistant", "content": text}} if request.chat else {"text": text}
+        log_probs = _log_probs(request, number, [token for piece in of_row for token in piece.tokens])
+        choices.append({"index": number, **content, "logprobs": log_probs, "finish_reason": row.finish_reason})
+    return {**_head(request, chunk=False), "choices": choices, "usage": _usage(request)}
 
 
-def first_chunks(asked: Completion) -> Iterator[dict[str, Any]]:
-    """What a stream begins with: in a chat, who speaks."""
-    if asked.chat:
-        for number in range(len(asked.rows)):
-            yield _chunk(asked, number, {"role": "assistant", "content": ""}, None, None)
+def first_chunks(request: Completion) -> Iterator[dict[str, Any]]:
+    """The chunks before any text: in a chat, the role of each row."""
+    if request.chat:
+        for number in range(len(request.rows)):
+            yield _chunk(request, number, {"role": "assistant", "content": ""}, None, None)
 
 
-def chunk_of(asked: Completion, number: int, piece: RowDelta) -> dict[str, Any]:
+def chunk_of(request: Completion, number: int, piece: RowDelta) -> dict[str, Any]:
     """A piece of one row."""
-    row = asked.rows[number]
-    said: Any = {"content": piece.text} if piece.text else {}
-    log_probs = _log_probs(asked, number, piece.tokens)
-    return _chunk(asked, number, said if asked.chat else piece.text, log_probs, row.finish_reason or None)
+    row = request.rows[number]
+    content: Any = piece.text
+    if request.chat:
+        content = {"content": piece.text} if piece.text else {}
+    return _chunk(request, number, content, _log_probs(request, number, piece.tokens), row.finish_reason or None)
 
 
-def last_chunk(asked: Completion) -> dict[str, Any] | None:
+def last_chunk(request: Completion) -> dict[str, Any] | None:
     """The token counts, if requested."""
-    return {**_head(asked, chunk=True), "choices": [], "usage": _usage(asked)} if asked.options.usage else None
+    return {**_head(request, chunk=True), "choices": [], "usage": _usage(request)} if request.options.usage else None
 
 
-def _chunk(asked: Completion, number: int, said: Any, log_probs: Any, reason: str | None) -> dict[str, Any]:
-    key = "delta" if asked.chat else "text"
-    choice = {"index": number, key: said, "logprobs": log_probs, "finish_reason": reason}
-    usage = {"usage": None} if asked.options.usage else {}
-    return {**_head(asked, chunk=True), "choices": [choice], **usage}
+def _chunk(request: Completion, number: int, content: Any, log_probs: Any, reason: str | None) -> dict[str, Any]:
+    key = "delta" if request.chat else "text"
+    choice = {"index": number, key: content, "logprobs": log_probs, "finish_reason": reason}
+    usage = {"usage": None} if request.options.usage else {}
+    return {**_head(request, chunk=True), "choices": [choice], **usage}
 
 
-def _head(asked: Completion, *, chunk: bool) -> dict[str, Any]:
-    kind = ("chat.completion.chunk" if chunk else "chat.completion") if asked.chat else "text_completion"
-    return {"id": asked.id, "object": kind, "created": asked.created, "model": asked.served.model.name}
+def _head(request: Completion, *, chunk: bool) -> dict[str, Any]:
+    kind = ("chat.completion.chunk" if chunk else "chat.completion") if request.chat else "text_completion"
+    return {"id": request.id, "object": kind, "created": request.created, "model": request.served.model.name}
 
 
-def _usage(asked: Completion) -> dict[str, int]:
-    # The samples of a prompt share it.
-    given = sum(len(row.request.prompt) for row in asked.rows[:: asked.samples])
-    new = sum(len(row.tokens) for row in asked.rows)
-    return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+def _usage(request: Completion) -> dict[str, int]:
+    # A prompt counts once, however many samples it has.
+    prompt = sum(len(row.request.prompt) for row in request.rows[:: request.samples])
+    completion = sum(len(row.tokens) for row in request.rows)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _log_probs(asked: Completion, number: int, tokens: Sequence[TokenFact]) -> dict[str, Any] | None:
-    if asked.top is None:
+def _log_probs(request: Completion, number: int, tokens: Sequence[TokenFact]) -> dict[str, Any] | None:
+    if request.top is None:
         return None
-    tokenizer = asked.served.model.tokenizer
-    assert tokenizer is not None, "a server has a tokenizer"
+    tokenizer = tokenizer_of(request.served.model)
     texts = [tokenizer.decode([fact.token]) for fact in tokens]
-    if asked.chat:
+    if request.chat:
         content = [
             {**_entry(text, fact.log_prob), "top_logprobs": [_entry(tokenizer.decode([i]), v) for i, v in fact.top]}
             for text, fact in zip(texts, tokens, strict=True)
@@ -367,8 +338,8 @@ def _log_probs(asked: Completion, number: int, tokens: Sequence[TokenFact]) -> d
         return {"content": content, "refusal": None}
     offsets = []
     for text in texts:
-        offsets.append(asked.offsets[number])
-        asked.offsets[number] += len(text)
+        offsets.append(request.offsets[number])
+        request.offsets[number] += len(text)
     return {
         "tokens": texts,
         "token_logprobs": [fact.log_prob for fact in tokens],

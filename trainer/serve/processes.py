@@ -1,9 +1,9 @@
 """The processes of a server: starts one per rank, and notices when one has ended or hangs.
 
 The ranks are started as those of a run (trainer/run/launch.py): they find each other in a store of this process, leave
-their errors as reports in a folder, and die with this process. In addition rank 0 has a pipe to this process, and one
-to each other rank; each rank has one to this process, for its beats. Silence is counted in looks of this process, so
-that a machine that was suspended goes on.
+their errors as reports in a folder, and die with this process. In addition rank 0 has a pipe to this process and one to
+each other rank, and each rank sends heartbeats through a pipe to this process. Silence is counted in polls, so a
+suspended machine can go on.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ STILL_S = 60.0  # in which no rank moves though sequences are open: they wait fo
 
 
 class Beats:
-    """Whether ranks hang, by their beats.
+    """Watches the heartbeats of the ranks, to notice one that hangs.
 
     Args:
-        connections: from which each rank's beats come.
+        connections: one per rank, for its heartbeats.
 
     Attributes:
-        last: of each rank. problem: what is wrong; "": nothing.
+        last: the last beat of each rank. problem: "" if there is none.
     """
 
     def __init__(self, connections: Sequence[Connection]) -> None:
@@ -49,10 +49,10 @@ class Beats:
         self._looks_silent, self._looks_still = [0] * len(connections), 0
 
     def look(self, *, busy: bool) -> str:
-        """Read the beats that came, and return `problem`; to be called every POLL_S seconds.
+        """Read the beats that have arrived and return `problem`; call it every POLL_S seconds.
 
         Args:
-            busy: sequences are open, so a rank has to move.
+            busy: whether sequences are open, so that ranks must make progress.
         """
         for rank, connection in enumerate(self._connections):
             self._looks_silent[rank] += 1
@@ -73,7 +73,7 @@ class Ranks:
     """The ranks of a server.
 
     Args:
-        command: starts a rank; gets the folder and "--serve" as its last words.
+        command: starts a rank; the folder and "--serve" are appended.
         folder: an empty one, for settings and reports.
         settings: see `serve_here`.
 
@@ -117,7 +117,7 @@ class Ranks:
                 os.close(write)
 
     async def ended(self, service: Service) -> None:
-        """Wait until a rank has ended, or hangs and was killed."""
+        """Wait until a rank has ended, or was killed because it hung."""
         while all(process.poll() is None for process in self._processes):
             await asyncio.sleep(POLL_S)
             if service.ready.is_set() and self.beats.look(busy=service.open_rows > 0):
@@ -126,7 +126,7 @@ class Ranks:
                         os.killpg(process.pid, signal.SIGKILL)
 
     def error(self) -> MdataError | RankFault:
-        """Why the ranks ended, once one of them has."""
+        """The reason why the ranks ended, once one of them has."""
         if self.beats.problem:
             return ResourceError(self.beats.problem, fix="check this machine and its log, then start the server again")
         time.sleep(2 * POLL_S)  # the rank that explains the others' ends may be noticed after them
@@ -143,7 +143,7 @@ class Ranks:
         return error
 
     def end(self) -> None:
-        """End all ranks: they leave when their pipes are closed; those that do not are killed."""
+        """End all ranks by closing their pipes; those that do not leave are killed."""
         hang_up(self.connection)
         until_s = time.monotonic() + PATIENCE_S
         failed = any(process.poll() for process in self._processes)  # the others may wait for it for minutes

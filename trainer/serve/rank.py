@@ -1,10 +1,10 @@
-"""One rank of a server: it runs the engine on arrivals and cancellations, which all ranks get for the same step.
+"""One rank of a server: runs the engine on new and cancelled requests, which reach all ranks for the same step.
 
-Rank 0 has them from the server's process, and hands them on with the number of the step at which they count; nothing
-else travels between the ranks except what the model's layers exchange and the chosen tokens. An idle rank waits
-for the next arrival. When the server's process is gone, rank 0 reads the end of its pipe, and so do the others. A beam
-search makes one step of its state machine beside each step of the engine, so that rows go on meanwhile; it has a cache
-of its own. A thread of each rank sends beats to the server's process, which so notices a rank that hangs.
+Rank 0 receives them from the server's process and passes them on with the number of the step at which they take effect;
+apart from these, ranks exchange only chosen tokens and what the model's layers need. An idle rank waits for the next
+arrival. When the server's process is gone, rank 0 reads the end of its pipe, and so do the others. A beam search takes
+one step for each step of the engine, so that rows continue meanwhile; it has its own cache. A thread of each rank sends
+heartbeats to the server's process, which thereby notices a rank that hangs.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ Reply = Token | Found | RefusedRequest
 
 @dataclass
 class EventPipes:
-    """How a rank gets its events.
+    """The pipes through which a rank gets its events.
 
     Args:
-        server: to the server's process; rank 0 alone has it. others: rank 0's pipes to the other ranks.
-        first: from rank 0; the other ranks have it.
+        server: to the server's process, on rank 0 only. others: rank 0's pipes to the other ranks. first: from rank 0,
+            on the other ranks.
     """
 
     server: Connection | None = None
@@ -126,7 +126,7 @@ class EventPipes:
             return None
 
     def reply(self, message: Any) -> None:
-        """Tell the server's process; only rank 0 does."""
+        """Send to the server's process, from rank 0 only."""
         if self.server is not None:
             self.server.send(message)
 
@@ -145,7 +145,7 @@ class _Searches:
         self.open[search.id] = BeamSearch(self.model, search.prompt, beams, search.rules)
 
     def step(self) -> list[Found]:
-        """One step of each."""
+        """Advance each search by one step."""
         finished = list[Found]()
         for id, search in list(self.open.items()):
             search.step()
@@ -156,7 +156,7 @@ class _Searches:
 
 
 def serve_rank(engine: DecodeEngine, model: Model, link: EventPipes) -> None:
-    """Answer until the server's process closes its end."""
+    """Serve until the server's process closes its end of the pipe."""
     searches, free_lists = _Searches(model), FreeLists()
     while True:
         events = link.events(wait=not engine.busy and not searches.open)
@@ -183,7 +183,7 @@ def serve_rank(engine: DecodeEngine, model: Model, link: EventPipes) -> None:
 
 
 def send_beats(connection: Connection, link: EventPipes, thread: int) -> None:
-    """Send where a thread of this process is every BEAT_S seconds, until nobody listens."""
+    """Send the position of a thread of this process every BEAT_S seconds, until the pipe is closed."""
     before, still = tuple[Any, ...](), 0
     with suppress(OSError):
         while True:
@@ -196,7 +196,7 @@ def send_beats(connection: Connection, link: EventPipes, thread: int) -> None:
 
 
 def serve_here(folder: Path, *, rank: int) -> None:
-    """Load the model and answer, as the rank that `processes.py` started.
+    """Load the model and serve it, as a rank that `processes.py` started.
 
     Args:
         folder: with SETTINGS.

@@ -1,4 +1,4 @@
-"""The rows of a client's request: tokens come in from the ranks, pieces of text go out.
+"""The rows of a client's request: tokens come from the ranks, pieces of text go to the client.
 
 A row ends at an end-of-text token, at a stop string or after its number of tokens. The ranks know nothing of stop
 strings: a row that ends at one is cancelled there, and what they computed meanwhile is dropped.
@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from mdata import Tokenizer
 from mdata.errors import counted
 from trainer.serve.errors import ApiError
 from trainer.serve.rank import Found
@@ -45,7 +46,7 @@ class OpenRow:
     Args:
         request: to the ranks. rules: with the stop strings. ends: token ids that end it.
         most: new tokens; 0: the prompt is only scored.
-        echo: of which text the answer begins with; None: the answer is the new text alone.
+        echo: the prompt with which the answer begins; None: the answer is the new text alone.
 
     Attributes:
         text: new text so far. tokens: new ids. finish_reason: "stop" or "length", "" while it is open.
@@ -64,7 +65,7 @@ class OpenRow:
     _begun: bool = False
 
     def take(self, token: Token) -> RowDelta | None:
-        """The piece that one more token makes final; None: none yet."""
+        """The text and tokens that become final with one more token; None: none yet."""
         # lm_eval takes a token for the likeliest if its number is the largest of `top`, bit for bit.
         log_prob = dict(token.top).get(token.token, token.logprob)
         fact = TokenFact(token.token, None if math.isnan(log_prob) else log_prob, token.top)
@@ -74,11 +75,11 @@ class OpenRow:
             return RowDelta(self.echo or "", self._prompt) if token.finish else None
         text, facts = ("", list[TokenFact]()) if self._begun else (self.echo or "", self._prompt)
         self._begun = True
-        new = self._said(token)
+        new = self._new_text(token)
         self.text += new
         return RowDelta(text + new, [*facts, fact])
 
-    def _said(self, token: Token) -> str:
+    def _new_text(self, token: Token) -> str:
         self.tokens.append(token.token)
         early = len(self.tokens) < self.rules.min_tokens
         if token.token in self.ends and not self.rules.ignore_eod and not early:
@@ -91,6 +92,12 @@ class OpenRow:
             self.finish_reason = "stop" if token.finish == "stop" else "length"
             new += self.stream.finish()
         return new
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    """The model's tokenizer; no server starts without one."""
+    assert model.tokenizer is not None, "a server has a tokenizer"
+    return model.tokenizer
 
 
 def make_row(
@@ -116,22 +123,20 @@ def make_row(
     Raises:
         ApiError: rules out of range, or a prompt that does not fit the model.
     """
-    tokenizer = model.tokenizer
-    assert tokenizer is not None, "a server has a tokenizer"
     check_room(model, len(prompt), most)
-    asked = replace(rules, max_tokens=max(most, 1))
+    row_rules = replace(rules, max_tokens=max(most, 1))
     request = Request(
         id=id,
         prompt=list(prompt),
-        sampling=replace(asked, stop=()),
+        sampling=replace(row_rules, stop=()),
         max_tokens=most,
         top_logprobs=top or 0,
         echo=most == 0 or (echo is not None and top is not None),
         first=sample,
         number=number,
     )
-    stream = TextStream(tokenizer, prompt, stop=rules.stop, keep_stop=rules.keep_stop)
-    return OpenRow(request, asked, stream, model.ends | ends, most, echo)
+    stream = TextStream(tokenizer_of(model), prompt, stop=rules.stop, keep_stop=rules.keep_stop)
+    return OpenRow(request, row_rules, stream, model.ends | ends, most, echo)
 
 
 def check_room(model: Model, given: int, new: int) -> None:

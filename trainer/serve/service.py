@@ -1,4 +1,4 @@
-"""The ranks as the server's process sees them: requests go in, tokens come out, in one event loop.
+"""The ranks as the server's process sees them: requests go in and tokens come out, in one event loop.
 
 Two threads read and write the pipe to rank 0, so that a full pipe never stops the loop. A run is one or more rows whose
 tokens come in one stream; leaving a run cancels its rows, which frees their places. Once a rank has ended, every open
@@ -23,7 +23,7 @@ from trainer.tasks.engine import Request, Token
 
 
 def hang_up(connection: Connection) -> None:
-    """Let both ends read an end of file; closing would not wake the reading thread."""
+    """Make both ends read an end of file; closing would not wake the reading thread."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 
@@ -37,7 +37,7 @@ class OpenRequest:
         self._service = service
 
     def end(self, id: str) -> None:
-        """Let a row go before its last token."""
+        """End a row before its last token."""
         if id in self.open_ids:
             self.open_ids.discard(id)
             self._service.leave(self, [id])
@@ -66,7 +66,7 @@ class Service:
     """See the module; to be made inside the event loop.
 
     Args:
-        connection: to rank 0. most_rows: that may be open, those that wait included.
+        connection: to rank 0. most_rows: limit on open rows, including those that wait.
 
     Attributes:
         ready: the model is loaded. stopping: no new run may begin. failure: why the ranks ended.
@@ -91,7 +91,7 @@ class Service:
         return len(self._runs)
 
     def begin(self, requests: Sequence[Request | Search]) -> OpenRequest:
-        """Send rows to the ranks. Whoever calls this calls `leave` at the end, whatever happens.
+        """Send rows to the ranks. The caller must call `leave` at the end, also after an error.
 
         Raises:
             ApiError: 429: too many rows are open; 503: the server is loading or stopping.
@@ -120,7 +120,7 @@ class Service:
         return run
 
     def check(self) -> None:
-        """Refuse work that cannot be done now.
+        """Refuse a request that cannot be served now.
 
         Raises:
             ApiError: 503, or 500 after a failure.
@@ -153,7 +153,7 @@ class Service:
         self._runs.clear()
 
     def close(self) -> None:
-        """End the threads, and with them the ranks, which have nobody to answer any more."""
+        """End the threads, and thereby the ranks."""
         self._outgoing.put(None)
         hang_up(self._connection)
 

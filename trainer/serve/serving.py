@@ -32,7 +32,7 @@ FLUSH_S = 5.0  # for the errors of open requests to be sent, once a rank has end
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What clients may ask for.
+    """The limits on clients.
 
     Args:
         rows: sequences that may be open. body_bytes: of a request. key: the API key; "": none.
@@ -76,13 +76,13 @@ class _Uvicorn(uvicorn.Server):
 async def serve(
     served: Served, ranks: Ranks, listener: socket.socket, limits: Limits, *, tell: Callable[[str], None]
 ) -> None:
-    """Serve until a signal or the end of a rank.
+    """Serve until a signal arrives or a rank ends.
 
     Args:
         tell: prints a line for the user.
 
     Raises:
-        MdataError: what ended a rank. RankFault: the same, for a bug.
+        MdataError: the error of a rank. RankFault: a rank ended with a bug.
     """
     service = Service(ranks.connection, most_rows=limits.rows)
     host, port = listener.getsockname()[:2]
