@@ -3,14 +3,13 @@
 1. Sign. Each document becomes a normal form of words (mdata_cpp/minhash.hpp), its BLAKE3, and a key for each band of
    the MinHash signature of its n-grams (Broder 1997). Records (key, number of the document) become sorted runs.
 2. Match. The runs of a band are merged; documents with equal keys are pairs, and so are those with equal hashes. Two
-   documents with a share J of common n-grams have a common band with probability 1 - (1 - J^r)^b. Pairs are compared if
-   that is asked for.
-3. Group. Pairs are joined into groups. The first document of each group stays, so the result depends on nothing but
-   the texts and their order: not on parts, machines or threads.
+   documents with a Jaccard similarity J share a band with probability 1 - (1 - J^r)^b. With `verify` they are compared.
+3. Group. Pairs are joined into groups. The first document of each group stays, so the result depends only on the texts
+   and their order, not on parts, machines or threads.
 
-Each stage is a function of the files that the one before left, in parts that may run anywhere; `dedup` runs all of them
-here, and a last one that writes the rows that stay, if it is asked for. Documents with fewer words than an n-gram are
-compared by hash only. Bad rows and rows without a text are never removed. Documents are numbered by row over all files.
+Each stage reads the files of the one before, in parts that may run anywhere; `dedup` runs all of them here, and with
+`write_text` a last one that writes the rows that stay. Documents with fewer words than an n-gram are compared by hash
+only. Bad rows and rows without a text are never removed. Documents are numbered by row over all files.
 Slow twin: tests/reference/dedup.py.
 """
 
@@ -40,11 +39,11 @@ _TASKS = {"sign": sign, "match": match, "sets": write_sets, "verify": verify}
 
 @dataclass(frozen=True)
 class DedupResult:
-    """What was found.
+    """The counts of a finished job.
 
     Args:
         folder: for `preprocess --skip-rows`. rows: of the input. removed: rows that repeat earlier ones.
-        exact: those whose normal form an earlier document has. clusters: groups of two documents or more.
+        exact: those with the normal form of an earlier document. clusters: groups of at least two documents.
     """
 
     folder: Path
@@ -89,7 +88,7 @@ def dedup(options: DedupOptions, progress: Progress = SILENT) -> DedupResult:
 
 
 def run_stage(options: DedupOptions, stage: Stage, progress: Progress = SILENT) -> DedupResult | None:
-    """Run one task of a stage, `options.shard`, unless it is done; the result, if it is there afterwards.
+    """Run task `options.shard` of a stage unless it is done; returns the job's result once it exists.
 
     Raises:
         UsageError: as `dedup`, or tasks of an earlier stage are not done, or another process runs this one.
@@ -131,7 +130,7 @@ def run_stage(options: DedupOptions, stage: Stage, progress: Progress = SILENT) 
 
 @contextmanager
 def _writing(job: DedupJob) -> Iterator[None]:
-    """Hold the folder."""
+    """Lock the output folder."""
     with os_errors_named(f"writing {job.folder}"):
         job.folder.mkdir(parents=True, exist_ok=True)
         held = "another mdata dedup writes to this folder", "wait for it to end"
@@ -148,13 +147,13 @@ def _say_finished(job: DedupJob, progress: Progress) -> None:
 
 
 def _begin(job: DedupJob) -> None:
-    """Make the folder of the job, and say there what it is."""
+    """Make the job's folder, with a file that describes the job."""
     job.work.mkdir(parents=True, exist_ok=True)
     _say_once(job.work / "job.json", job.identity)
 
 
 def _say_once(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write a file that all tasks would write, unless it is there; they begin side by side."""
+    """Write a file that every task writes, unless it exists: tasks may begin at the same time."""
     if not path.exists():
         with file_lock.wait_for(path.with_suffix(".lock")):
             if not path.exists():
@@ -162,7 +161,7 @@ def _say_once(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _remove_work(job: DedupJob) -> None:
-    """Remove what stages left for each other; what other jobs left stays."""
+    """Remove the files that stages left for each other, but not those of other jobs."""
     shutil.rmtree(job.work, ignore_errors=True)
     with suppress(OSError):
         job.work.parent.rmdir()

@@ -1,4 +1,4 @@
-"""The rows that stay, written as lines of JSON, for programs that cannot leave rows out themselves.
+"""Writes the rows that stay as lines of JSON, for programs that cannot skip rows themselves.
 
 A line of JSON is kept byte for byte, bad ones included; rows of other formats become {"text": ...}, without their other
 columns. A part is one file, a zstd frame for each chunk, so that its bytes do not depend on threads.
@@ -27,10 +27,10 @@ _LEVEL = 3
 
 
 def drop(job: DedupJob, task: PartNumber, progress: Progress) -> None:
-    """Write the rows of a part that stay, unless its file is there.
+    """Write the rows of a part that stay, unless its file exists.
 
     Raises:
-        UsageError: the result is not there, the input has changed, or parts of another division are there.
+        UsageError: the result does not exist, the input has changed, or there are parts of another division.
     """
     if not job.is_finished():
         raise UsageError(f"{job.folder} has no result yet", fix="mdata dedup group comes first, with the same options")

@@ -1,8 +1,8 @@
 """The last stage of `dedup`, in one process: pairs become groups, of which the first document stays.
 
 Groups are joined by union-find with 8 bytes for each document; all else is streamed. Writes dedup.json, removed.bits
-and chunks.bin (mdata/dedup/row_set.py), and clusters.jsonl, whose lines are groups. Before dedup.json, signatures that
-are kept get their places: what a killed task has moved is no longer needed, and the next one moves the rest.
+and chunks.bin (mdata/dedup/row_set.py), and clusters.jsonl, whose lines are groups. Signatures to keep are moved to
+their places before dedup.json is written; a task that is killed in between leaves the rest to the next one.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _chunks(files: Sequence[PartFile]) -> npt.NDArray[Any]:
 
 
 def _files(job: DedupJob, parts: Sequence[SignedPart]) -> tuple[list[ReadFile], list[PartFile]]:
-    """All files of the job as they were read, whatever parts they were read in, and their chunks."""
+    """All files of the job as they were read, in whatever parts, and their chunks."""
     joined = [PartFile(number, None) for number in range(len(job.files))]
     for part in parts:
         for file in part.files():
@@ -113,7 +113,7 @@ def _files(job: DedupJob, parts: Sequence[SignedPart]) -> tuple[list[ReadFile], 
 
 
 def _check_texts(job: DedupJob, parts: Sequence[SignedPart], total: int, progress: Progress) -> None:
-    """Report rows without a text; refuse an input that has no text at all."""
+    """Report rows without text; refuse an input that has none at all."""
     if not (missing := total - sum(part.texts for part in parts)):
         return
     key = job.options.json_key
@@ -128,7 +128,7 @@ def _check_texts(job: DedupJob, parts: Sequence[SignedPart], total: int, progres
 def _joined(
     job: DedupJob, parts: list[SignedPart], total: int, first: int, progress: Progress
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """The first document of the group of each, and how many of the input have an earlier equal text."""
+    """For each document the first one of its group; and how many of the input equal an earlier text."""
     try:
         parents = np.arange(total, dtype=np.int64)
     except MemoryError as error:
@@ -158,7 +158,7 @@ def _removed(parents: npt.NDArray[np.int64], first: int) -> npt.NDArray[np.bool_
 
 
 def _write_clusters(path: Path, files: Sequence[tuple[str, int]], parents: npt.NDArray[np.int64], scratch: Path) -> int:
-    """A line for each group; how many there are."""
+    """Write a line for each group; returns their number."""
     writer = SortedWriter(scratch / "members", 2)
     for start in range(0, len(parents), _ROWS_AT_ONCE):
         roots = parents[start : start + _ROWS_AT_ONCE]

@@ -1,11 +1,12 @@
-"""The middle stages of `dedup`: documents with equal keys become pairs, and pairs are compared if that is asked for.
+"""The middle stages of `dedup`: documents with equal keys become pairs, and with `verify` pairs are compared.
 
-match: a task takes a range of all hashes and bands, merges the runs of all parts, and writes for each document whose
-key an earlier one has the pair (first with this key, this document). With `verify` also (the one before, this
-document), so that one document that shares a key by chance does not hide the others; work stays linear however many
-share a key.
-sets: the distinct hashes of all n-grams of the documents in such pairs, by part. verify: by the part of the later
-document, the pairs whose true share of common n-grams is large enough. Equal hashes need no comparison.
+match: a task takes a range of all hashes and bands, and merges the runs of all parts. For each document with the key of
+an earlier one it writes the pair (first with this key, this document); with `verify` also (the one before, this
+document), so that a document that shares a key by chance does not hide the others. Work stays linear, however many
+documents share a key.
+sets: the distinct hashes of all n-grams of the documents in such pairs, by part.
+verify: the pairs that truly have enough n-grams in common, by the part of the later document. Documents with equal
+hashes are not compared.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class KeyRange(NamedTuple):
 
 
 def pieces_of(sections: int, task: PartNumber) -> list[KeyRange]:
-    """What a task of `match` merges: the `number`-th of `count` equal ranges of all keys of all sections."""
+    """The ranges of keys that a task of `match` merges: the `number`-th of `count` equal parts of all sections."""
     start, stop = ((sections << 64) * number // task.count for number in (task.number - 1, task.number))
     bounds = [(section, section << 64) for section in range(sections)]
     ends = [(section, max(start, low), min(stop, low + (1 << 64)), low) for section, low in bounds]
@@ -102,7 +103,7 @@ def _match_piece(job: DedupJob, piece: KeyRange, parts: list[SignedPart], folder
 
 
 def _digest(job: DedupJob, parts: list[SignedPart]) -> str:
-    """What pairs were made of: they say nothing about other parts."""
+    """Identifies the parts from which pairs were made."""
     paths = [job.done_path("sign", part.task) for part in parts]
     return blake3(b"".join(path.read_bytes() for path in paths)).hexdigest(length=16)
 
@@ -218,10 +219,7 @@ def verify(job: DedupJob, task: PartNumber, progress: Progress) -> None:
         merged(runs, 2, scratch=folder / "edges", low=low, high=high) as merger,
         atomic_io.atomic_file(folder / "edges") as fd,
     ):
-        while True:
-            pairs = merger.records(PAIRS_AT_ONCE)
-            if not len(pairs):
-                break
+        while len(pairs := merger.records(PAIRS_AT_ONCE)):
             joined = np.concatenate((before, pairs))
             is_new = np.ones(len(joined), np.bool_)
             is_new[1:] = (joined[1:] != joined[:-1]).any(axis=1)
@@ -238,7 +236,7 @@ def verify(job: DedupJob, task: PartNumber, progress: Progress) -> None:
 def _are_near(
     job: DedupJob, pairs: npt.NDArray[np.int64], later: int, parts: list[SignedPart]
 ) -> npt.NDArray[np.bool_]:
-    """Whether the documents (later, earlier) of each pair share enough; all later ones are in one part."""
+    """bool[n]: pairs (later, earlier) with enough n-grams in common; the later documents are all in one part."""
     bases = np.array([part.base for part in parts])
     owners = np.searchsorted(bases, pairs[:, 1], side="right") - 1
     least = Fraction(str(job.options.verify))
@@ -258,8 +256,8 @@ def _are_near(
         finally:
             for fd in fds:
                 os.close(fd)
-        one, other = ends[0][:, 2], ends[1][:, 2]
-        of = {"union": one + other - common, "min": np.minimum(one, other), "max": np.maximum(one, other)}
+        sizes, others = ends[0][:, 2], ends[1][:, 2]
+        of = {"union": sizes + others - common, "min": np.minimum(sizes, others), "max": np.maximum(sizes, others)}
         # Exactly: common / of >= least.
         near[places] = common * least.denominator >= of[job.options.jaccard] * least.numerator
     return near

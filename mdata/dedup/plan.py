@@ -1,10 +1,10 @@
 """A job of `dedup`: its options, its files, and where each stage leaves what the next one reads.
 
-Everything before the result lies in `OUTPUT/.work/JOB`, where JOB is a hash of options and inputs: what another job
-left there is never taken for one's own. A task of a stage has a done-file, `sign-00003-of-00064.json`, written last.
+Everything before the result lies in `OUTPUT/.work/JOB`, where JOB is a hash of options and inputs, so files of another
+job are never mistaken for its own. A task of a stage has a done-file, `sign-00003-of-00064.json`, written last.
 
-With `keep_signatures` the sorted runs of `sign` stay in `OUTPUT/signatures/JOB`, which signatures.json describes: a
-later job compares with them in place of the texts.
+With `keep_signatures` the sorted runs of `sign` stay in `OUTPUT/signatures/JOB`, described by signatures.json: a later
+job compares with them instead of the texts.
 """
 
 from __future__ import annotations
@@ -58,25 +58,25 @@ class DedupOptions:
     Args:
         input: files, folders or patterns of texts, as for `preprocess`.
         output: a folder for the result.
-        against: texts that are kept whatever they repeat, or folders of earlier results with their signatures;
-            documents of `input` that repeat them are removed.
+        against: texts that are always kept, or folders of earlier results with their signatures; documents of `input`
+            that repeat them are removed.
         include, exclude: patterns for files in folders.
         json_key: the key or column that holds the text. input_format: "auto" decides by name and content.
         text_documents: a document of plain text is a file, or a paragraph.
         bands, rows: of a signature; documents with an equal band are near-duplicates. bands 0: only equal texts are.
-        ngram: units of an n-gram. unit: words or characters of the normal form, the words that the text has between
-            single blanks, or the raw text.
-        hash: of an n-gram; those by SHA-1 are datatrove's, and murmur3 of raw text is Megatron's.
+        ngram: units of an n-gram. unit: words or characters of the normal form, words of the text between single
+            blanks, or the raw text.
+        hash: of an n-gram; SHA-1 as in datatrove, or murmur3 of raw text as in Megatron.
         verify: near-duplicates share at least this part of their distinct n-grams; 0: they are not compared.
-        jaccard: a part of the n-grams of both, or of the smaller or larger of the two.
+        jaccard: as a part of the union of their n-grams, or of the smaller or larger set.
         join_equal: equal texts are duplicates even if they are shorter than an n-gram.
-        substring: in place of all this, cut out what repeats so many bytes of earlier text of a part, see
-            mdata/dedup/substrings.py; 0: nothing.
+        substring: instead of all this, cut out repeats of at least this many bytes within a part, see
+            mdata/dedup/substrings.py; 0: off.
         write_text: also write the rows that stay, see mdata/dedup/dropping.py.
         keep_signatures: leave them in the result, for the `against` of later jobs.
         workers: threads; the result is the same.
-        shard: which task of a stage, "3/64". parts: tasks of `sign`, and ranges: of `match`, for the stages after
-            them; 0: those that are there.
+        shard: which task of a stage, "3/64". parts, ranges: number of tasks of `sign` and of `match`, for later stages;
+            0: as many as there are.
     """
 
     input: str | Path | Sequence[str | Path]
@@ -127,7 +127,7 @@ class DedupOptions:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What decides the result, besides the files."""
+        """The options that decide the result."""
         near = ("rows", "ngram", "unit", "hash", "jaccard", "join_equal") if self.bands else ("unit",)
         names = ("json_key", "input_format", "text_documents", "bands", *near)
         verify = {"verify": float(self.verify)} if self.bands else {}
@@ -136,13 +136,13 @@ class DedupOptions:
 
     @property
     def signature(self) -> dict[str, Any]:
-        """What decides the signatures of a text."""
+        """The options that decide the signature of a text."""
         names = ("bands", "rows", "ngram", "unit", "hash") if self.bands else ("bands", "unit")
         return {**{name: getattr(self, name) for name in names}, "unicode": _core.text_classes_unicode()}
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What is done, in this order."""
+        """The stages of the job, in order."""
         if self.substring:
             return ("substring",)
         compared: tuple[Stage, ...] = ("sets", "verify") if self.bands and self.verify else ()
@@ -172,7 +172,7 @@ class EarlierResult:
     """The signatures of an earlier job.
 
     Attributes:
-        fingerprint: of all that they say. rows: of all its files, which are (path, rows).
+        fingerprint: of all signatures. rows: of all its files, which are (path, rows).
         runs: path, the number of the first row of its part, and the counts of its hashes and bands.
         repair: what to do if one of them is damaged.
     """
@@ -185,10 +185,10 @@ class EarlierResult:
 
     @classmethod
     def load(cls, folder: Path, options: DedupOptions) -> EarlierResult:
-        """The signatures that a result kept.
+        """Read the signatures that a result kept.
 
         Raises:
-            UsageError: it has none, or those of other options. DamageError: they are not whole.
+            UsageError: it has none, or those of other options. DamageError: they are incomplete.
         """
         path = folder / SIGNATURES / SIGNED
         repair = f"make {folder} again, or name its texts"
@@ -221,7 +221,7 @@ class DedupJob:
     """Options with the files that they name.
 
     Attributes:
-        earlier: results with whose signatures is compared, before all files. earlier_rows: of all of them.
+        earlier: results whose signatures are compared, as if before all files. earlier_rows: rows of all of them.
         files: those of `against`, `num_known` of them, then those of `input`.
         identity: what decides the result. name: a hash of it.
     """
@@ -270,7 +270,7 @@ class DedupJob:
         return [(number[file.path], file) for file in chosen]
 
     def is_finished(self) -> bool:
-        """Whether the result is there; refuses one of another job.
+        """Whether the result exists; refuses one of another job.
 
         Raises:
             UsageError: the folder holds another result.
@@ -299,17 +299,17 @@ class DedupJob:
         return self.work / done_name(stage, task)
 
     def data_path(self, stage: Stage, task: PartNumber, name: str) -> Path:
-        """A file of a task, which its done-file speaks of."""
+        """A file of a task's data, described by its done-file."""
         return self.work / done_name(stage, task).removesuffix(".json") / name
 
     def done(self, stage: Stage, count: int = 0) -> list[dict[str, Any]]:
-        """What the done-files of all tasks of a stage say, in order.
+        """The content of the done-files of all tasks of a stage, in order.
 
         Args:
-            stage: which. count: its tasks; 0: of the only division that is there.
+            count: number of its tasks; 0: that of the only division there is.
 
         Raises:
-            UsageError: some are not there, or there are several divisions. DamageError: one cannot be read.
+            UsageError: some are missing, or there are several divisions. DamageError: one cannot be read.
         """
         counts = {int(path.name[-10:-5]) for path in self.work.glob(f"{stage}-*-of-*.json")}
         if not count and len(counts) != 1:
@@ -333,7 +333,7 @@ class DedupJob:
         return [read_facts(self.done_path(stage, task)) for task in tasks]
 
     def _others(self) -> str | None:
-        """What other jobs left in the folder, for messages."""
+        """The files that other jobs left in the folder, for messages."""
         others = sorted(path.parent for path in self.work.parent.glob("*/job.json") if path.parent != self.work)
         differing = set[str]()
         for path in others:
@@ -355,7 +355,7 @@ def text_path(folder: Path, task: PartNumber) -> Path:
 
 
 def finished_job(folder: Path) -> str | None:
-    """The name of the job whose result a folder holds; None: there is none that can be read."""
+    """The name of the job whose result a folder holds; None if no result can be read."""
     try:
         job = json.loads((folder / FACTS).read_bytes()).get("job")
     except (OSError, ValueError, AttributeError):
@@ -364,7 +364,7 @@ def finished_job(folder: Path) -> str | None:
 
 
 def read_facts(path: Path, repair: str = "remove it, and run the same command again") -> dict[str, Any]:
-    """The object that a done-file or a report holds; `repair` says what to do if it is damaged.
+    """The JSON object in a done-file or a report; `repair` is the advice if it is damaged.
 
     Raises:
         DamageError: it holds none.

@@ -31,12 +31,12 @@ CHUNK = np.dtype([("rows", "<u8"), ("digest", "V32")])
 
 @dataclass(frozen=True)
 class ReadFile:
-    """A file that was read whole.
+    """A file that was read to its end.
 
     Args:
         path: as an absolute path, or the address of an object.
-        rows: bad and filtered ones included. hash: see the top. removed: rows that are left out.
-        chunks: how many it has. footer: the hash of a parquet file's footer; empty: it is none.
+        rows: bad and filtered ones included. hash: see the top. removed: number of rows to leave out. chunks: number of
+            chunks. footer: the hash of a parquet file's footer; empty for other formats.
     """
 
     path: str
@@ -58,10 +58,11 @@ def footer_hash(file: SourceFile) -> str:
 
 
 class FileRows(NamedTuple):
-    """Rows to leave out of what a job reads of a file.
+    """The rows to leave out of a file, or of the section that a job reads.
 
     Args:
-        file: the file that `dedup` read. removed: bool[rows]. hash: of what is read; empty: it was compared already.
+        file: the file that `dedup` read. removed: bool[rows]. hash: of the content that is read; empty: already
+            compared.
     """
 
     file: ReadFile
@@ -74,9 +75,9 @@ class RowSet:
     """Rows of some files.
 
     Attributes:
-        folder: where it is. chunk_bytes: of the chunks that hashes are made of.
+        chunk_bytes: size of the chunks that are hashed.
         files: in the order in which they were read. removed: bool[rows] of each.
-        fingerprint: a hash of all of it.
+        fingerprint: a hash of the whole set.
     """
 
     folder: Path
@@ -90,7 +91,7 @@ class RowSet:
         """Read it.
 
         Raises:
-            UsageError: no finished result is there. DamageError: its files do not fit each other.
+            UsageError: the folder has no finished result. DamageError: its files do not match.
         """
         path = Path(folder) / FACTS
         try:
@@ -120,7 +121,7 @@ class RowSet:
         return cls(Path(folder), chunk_bytes, files, removed, blake3(text + bits.tobytes()).hexdigest())
 
     def number_of(self, file: SourceFile) -> int:
-        """Which of `files` an input is: by its path, otherwise by its name and size.
+        """The index in `files` of an input: found by its path, otherwise by its name and size.
 
         Raises:
             UsageError: none of them, or the file has another size now.
@@ -144,7 +145,7 @@ class RowSet:
         return numbers[0]
 
     def rows_of(self, file: SourceFile) -> FileRows:
-        """The rows of an input, or of the section of it that is read.
+        """The rows of an input, or of the section that is read.
 
         Raises:
             UsageError: see `number_of`, or a section that cannot be compared. DamageError: chunks.bin is damaged.
@@ -229,7 +230,7 @@ def write_row_set(
 
     Args:
         removed: bool[all rows], those of the files one after the other. chunks: `CHUNK` of all files.
-        facts: what else dedup.json holds.
+        facts: the other entries of dedup.json.
     """
     parts = np.split(removed, np.cumsum([file.rows for file in files])[:-1]) if files else []
     bits = b"".join(np.packbits(part, bitorder="little").tobytes() for part in parts)

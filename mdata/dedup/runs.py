@@ -24,10 +24,10 @@ Records = npt.NDArray[np.uint64]
 
 
 class _RunSlice(NamedTuple):
-    """Records of an open file, as `_core` takes them.
+    """A range of records in an open file, as `_core` takes it.
 
     Args:
-        file: a descriptor. offset: the byte of the first record. records: how many. added: to their numbers.
+        file: a descriptor. offset: byte of the first record. records: their number. added: to document numbers.
     """
 
     file: int
@@ -38,7 +38,7 @@ class _RunSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class SortedRun:
-    """Sorted records of a file: the byte of the first, how many, and what is added to their numbers.
+    """Sorted records in a file: byte of the first, number, and what is added to document numbers.
 
     `repair` says what to do if the file is damaged; None: its job's folder in `.work` is made again.
     """
@@ -52,7 +52,7 @@ class SortedRun:
 
 @contextmanager
 def damage_named(runs: Sequence[SortedRun], words: int) -> Iterator[None]:
-    """Say which file cannot be what was written.
+    """Name the file that is damaged.
 
     Raises:
         DamageError: a file is shorter than it was, or not sorted.
@@ -60,14 +60,14 @@ def damage_named(runs: Sequence[SortedRun], words: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        # A merge does not tell whose records they are, so all runs are read again, one by one.
+        # A merge does not know from which run a record comes, so all runs are read again, one by one.
         run, found = next(((run, found) for run in runs if (found := _damage(run, words))), (runs[0], str(error)))
         fix = run.repair or f"remove {run.path.parent.parent}, and run the same command again"
         raise DamageError(f"{run.path} is damaged", found=found, fix=fix) from error
 
 
 def _damage(run: SortedRun, words: int) -> str | None:
-    """What is wrong with a run; None: nothing."""
+    """The problem of a run; None if it is intact."""
     with _opened(run.path) as file:
         size, end = os.fstat(file).st_size, run.offset + 8 * words * run.count
         if size < end:
@@ -108,7 +108,8 @@ def merged(
 ) -> Iterator[Merger]:
     """The records whose first word is in [low, high), in order.
 
-    More runs than may be open are merged in rounds, into files that are named after `scratch` and removed at the end.
+    If there are more runs than may be open, they are merged in rounds into files named after `scratch`, which are
+    removed at the end.
     """
     with ExitStack() as stack:
         while len(runs) > MOST_RUNS:
@@ -137,7 +138,7 @@ def _slice(file: int, run: SortedRun, words: int, *, low: int, high: int) -> _Ru
 
 
 def write_merged(runs: Sequence[SortedRun], words: int, path: Path, *, low: int = 0, high: int = 1 << 64) -> SortedRun:
-    """Several runs as one file."""
+    """Merge several runs into one file."""
     count = 0
     with merged(runs, words, scratch=path, low=low, high=high) as merger, atomic_io.atomic_file(path) as fd:
         while len(records := merger.records(SORTED_RECORDS // 8)):
@@ -157,10 +158,10 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def check_size(path: Path, expected: int) -> None:
-    """Refuse a file that is not as long as its done-file says.
+    """Check that a file is as long as its done-file says.
 
     Raises:
-        DamageError: it has another size, or is not there.
+        DamageError: it has another size, or is missing.
     """
     size = path.stat().st_size if path.is_file() else None
     if size != expected:
@@ -212,7 +213,7 @@ class SortedWriter:
 
 
 def with_offsets(path: Path, counts: Sequence[int], words: Callable[[int], int]) -> list[SortedRun]:
-    """The runs that lie one after the other in a file; `words`: of a record of the run with this place."""
+    """The runs that follow one another in a file; `words`: the length of a record of run i, in words."""
     runs, offset = [], 0
     for place, count in enumerate(counts):
         runs.append(SortedRun(path, offset, count))
@@ -221,5 +222,5 @@ def with_offsets(path: Path, counts: Sequence[int], words: Callable[[int], int])
 
 
 def shifted(run: SortedRun, added: int) -> SortedRun:
-    """The same run, with more added to its numbers."""
+    """The same run with a larger offset of document numbers."""
     return replace(run, added=run.added + added)

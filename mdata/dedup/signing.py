@@ -70,10 +70,10 @@ def sign_texts(texts: list[str], signer: _core.MinHashSigner) -> tuple[Keys, Key
 
 @dataclass
 class PartFile:
-    """A file, or a section of it, as far as a part has read it.
+    """A file, or a section of one, as far as a part has read it.
 
     Args:
-        number: among the files of the job. section: bytes [start, stop) of it; None: all.
+        number: among the files of the job. section: bytes [start, stop); None: the whole file.
         chunk_rows: of each chunk that was read, bad rows included. digests: of these chunks, as one hexadecimal text.
         is_whole: whether it was read to its end.
     """
@@ -96,12 +96,12 @@ class PartFile:
 
 @dataclass(frozen=True)
 class SignedPart:
-    """What a part's done-file says.
+    """The content of a part's done-file.
 
     Attributes:
         base: rows of earlier results, and of the parts before it. rows, texts: of the part.
         runs: paths, and the counts of their hashes and bands.
-        files_path: of what it read, see `files`.
+        files_path: where `files` are listed.
     """
 
     task: PartNumber
@@ -112,10 +112,10 @@ class SignedPart:
     files_path: Path
 
     def files(self) -> list[PartFile]:
-        """What the part read.
+        """The files that the part read.
 
         Raises:
-            DamageError: it is not there or damaged.
+            DamageError: the list is missing or damaged.
         """
         try:
             return [PartFile(**file) for file in json.loads(self.files_path.read_bytes())]
@@ -129,7 +129,7 @@ class SignedPart:
 
 
 def runs_of_earlier(job: DedupJob, section: int) -> list[SortedRun]:
-    """The same of earlier results."""
+    """The runs of a section of earlier results."""
     runs, before = list[SortedRun](), 0
     for result in job.earlier:
         for path, base, counts in result.runs:
@@ -272,7 +272,7 @@ class _Signing:
 def in_threads(
     job: DedupJob, sources: Sequence[SourceFile], start: tuple[int, int], work: Callable[[Chunk], T]
 ) -> Iterator[tuple[Chunk, T]]:
-    """Chunks from `start` on with what `work` makes of each, in threads, in order."""
+    """Each chunk from `start` on with the result of `work`, computed in threads, in order."""
     workers = job.options.workers or usable_cores()
     waiting = deque[tuple[Chunk, Future[T]]]()
     with (

@@ -1,9 +1,9 @@
-"""`dedup --substring N`: what repeats N bytes or more of earlier text of a part is cut out of documents.
+"""`dedup --substring N`: text that repeats N bytes or more of earlier text of the same part is cut out of documents.
 
-The texts of a part, at most 2 GB, lie in memory with a suffix array of 4 bytes for each of theirs (Lee et al., 2022),
-and the lines that they came from. The first copy stays, in the order of the input. Cuts keep UTF-8 whole, so a
-character at the end of a repeat may stay. A row keeps its other keys, and is left out only if nothing of its text is
-left, or if it is bad. Chinese or Japanese texts have three bytes a character: give a larger N.
+The texts of a part, at most 2 GB, are in memory with their lines and a suffix array of 4 bytes for each byte of text
+(Lee et al., 2022). The first copy stays, in the order of the input. Cuts keep UTF-8 whole, so a character at the end of
+a repeat may stay. A row keeps its other keys; it is left out only if no text remains, or if it is bad. Chinese or
+Japanese texts have three bytes a character: give a larger N.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _ROWS_AT_ONCE = 4096
 
 
 def cut_substrings(job: DedupJob, task: PartNumber, progress: Progress) -> None:
-    """Write the texts of a part without what repeats, unless its file is there.
+    """Write the texts of a part without repeats, unless its file exists.
 
     Raises:
-        UsageError: more text than fits, an input that changed, or keys that cannot be replaced.
+        UsageError: too much text, an input that changed, or keys that cannot be replaced.
     """
     path = text_path(job.folder, task)
     if path.exists():
