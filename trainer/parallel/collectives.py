@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Channel:
-    """Which communicators a rank's groups use: what runs beside each other must not use the same."""
+    """Which of a group's two communicators is in use: passes that run at the same time must not share one."""
 
     number: int = 0
 
     @contextmanager
     def use(self, number: int) -> Iterator[None]:
-        """Use these in the block: those of number 0 in every even one, the second ones in every odd one."""
+        """Use the first communicators within the block if the number is even, the second ones if it is odd."""
         before, self.number = self.number, number % 2
         try:
             yield
@@ -46,7 +46,7 @@ class Group:
         size: ranks in it.
         rank: this rank's position in it.
         first: the process group; None when size is 1.
-        second: another one of the same ranks, for channel 1; None: there is none.
+        second: another group of the same ranks, for channel 1; None if not needed.
         channel: which one is in use.
     """
 
@@ -116,7 +116,7 @@ def start_all_to_all(x: Tensor, *, send: Sequence[int], receive: Sequence[int], 
 
 
 def exchange(x: Tensor, *, peer: int, group: Group) -> Tensor:
-    """What the peer in the group gives to its own call; the other ranks take no part."""
+    """Swap a tensor with one other rank of the group; the remaining ranks take no part."""
     out = torch.empty_like(x)
     send = dist.P2POp(dist.isend, x, group=group.group, group_peer=peer)
     receive = dist.P2POp(dist.irecv, out, group=group.group, group_peer=peer)
@@ -147,7 +147,7 @@ class Pending:
         return self.result
 
     def wait_at_most(self, seconds: float) -> Tensor:
-        """`wait`, but on CPUs no longer than this.
+        """`wait`, but on CPUs for at most this long.
 
         Raises:
             RuntimeError: the other side did not arrive, or has ended.
@@ -234,7 +234,7 @@ def start_receive_(x: Tensor, link: Group) -> Pending:
 
 
 def gather_objects(value: T, group: Group) -> list[T]:
-    """Every rank's value, in rank order, on every rank. For small plain data."""
+    """Every rank's value, in rank order, on every rank; for small Python objects."""
     if group.size == 1:
         return [value]
     if (answer := getattr(group.group, "gather_objects", None)) is not None:  # recorded.py: there are no others
@@ -263,7 +263,7 @@ def _start_exchange(x: Tensor, group: Group) -> tuple[Tensor, Any]:
 
 
 def _keep(_: Tensor) -> None:
-    """The tensor that was written to is known already."""
+    """The result is already in the tensor that was passed."""
 
 
 def _renamed(new: str, old: str) -> Callable[..., Any]:

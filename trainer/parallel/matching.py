@@ -80,7 +80,7 @@ def match(programs: Sequence[Sequence[Entry]], groups: Sequence[dict[Hashable, G
 
 class _Matching:
     def __init__(self, programs: Sequence[Sequence[Entry]], groups: Sequence[dict[Hashable, Group]]) -> None:
-        # One object for each group, compared and hashed by its identity: it may have thousands of members.
+        # One object for each group, hashed by identity because a group may have thousands of members.
         unique_members: dict[Group, _Members] = {}
         members_by_id: dict[int, _Members] = {}
         self.programs = programs
@@ -164,7 +164,7 @@ class _Matching:
                 self.ready.append(self.waiting.pop(link))
 
     def _left(self) -> Iterator[str]:
-        """Ranks that did not finish, those at the earliest entry first; then unreceived messages."""
+        """Problems: ranks that did not finish, those at the earliest entry first; then unreceived messages."""
         stuck = [rank for rank, program in enumerate(self.programs) if self.position[rank] < len(program)]
         for rank in sorted(stuck, key=lambda rank: self.position[rank]):
             entry = self.programs[rank][self.position[rank]]

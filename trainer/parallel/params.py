@@ -123,7 +123,7 @@ class ParamSpec:
             updates Muon orthogonalizes.
         vocabulary: whether its rows belong to tokens: the token embedding, or the output head.
         block: when it is used in the forward pass: 0 before the first block, n in the n-th block, and so on. Buffers
-            are divided between blocks. again: the block in which it is used a second time; None: there is none.
+            are divided between blocks. again: a second block that uses it, or None.
         copies: the axes along which ranks hold copies of it ("tp"; "ends" where the first and the last pipeline stage
             share it). Along all other axes ranks hold different parts, or other parameters.
         partial: those of `copies` along which each rank's gradient is a partial sum; along the rest the gradients are

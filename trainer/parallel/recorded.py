@@ -39,7 +39,7 @@ class Record:
     """The record of a rank's operations.
 
     Attributes:
-        events: in order. action: what the rank is doing now, set from outside.
+        events: in order. action: what the rank is doing now; set by the caller.
         answers: the results for a rank that gathers Python objects over an axis.
     """
 

@@ -52,10 +52,10 @@ FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems assig
 
 
 class CommunicatorUser(Protocol):
-    """Something that keeps a communicator in use although no collective is running, such as a CUDA graph."""
+    """An object that keeps a communicator in use while no collective runs, such as a CUDA graph."""
 
     def reset(self) -> None:
-        """Stop using it, for ever."""
+        """Stop using it for good."""
 
 
 _USERS: WeakSet[CommunicatorUser] = WeakSet()
@@ -165,7 +165,7 @@ class _WaitingForFirst:
         self._began_s, self._told = time.monotonic(), 0
 
     def until(self, attempt: Callable[[], T | None], problem: str) -> T:
-        """Repeat an attempt until it gives something; `problem`: what the notes and the error say is wrong.
+        """Repeat an attempt until it returns something; `problem` is the cause that notes and error state.
 
         Raises:
             ResourceError: it did not succeed within the time.
@@ -191,9 +191,10 @@ class _WaitingForFirst:
 
 
 def _connection(host: str, port: int) -> Store | None:
-    """The store there; None where nothing answers, or the name does not resolve yet.
+    """The store at an address; None if nothing answers, or the name does not resolve yet.
 
-    Its process may end between our look and torch's, which would try again for as long as a collective may take.
+    The process that holds it may end between our attempt and torch's, which would retry for as long as a collective may
+    take.
     """
     try:
         socket.create_connection((host, port), timeout=5).close()
@@ -207,7 +208,7 @@ def _connection(host: str, port: int) -> Store | None:
 
 
 def _of_this_attempt(store: Store, place: Placement, waiting: _WaitingForFirst) -> Store:
-    """The part of a launcher's store that only the ranks of this attempt use.
+    """The part of a launcher's store that is used by the ranks of this attempt only.
 
     A launcher that starts ranks again (torchrun --max-restarts) keeps its store, with the keys of ranks that are gone,
     and the launchers of several machines count attempts differently. So rank 0 names the attempt: each other rank asks
@@ -247,9 +248,9 @@ def launcher_holds_store(env: Mapping[str, str]) -> bool:
 
 
 def end_for_good(env: Mapping[str, str], error: MdataError | StoppedError) -> None:
-    """Leave the reason where a launcher's next attempt finds it why its job shall not train on, before this rank ends.
+    """Tell the launcher's next attempt why the job must not train on; called before this rank ends.
 
-    torchrun starts ranks again after any exit code but 0, also that of a run that ended on purpose (75). Its store
+    torchrun starts ranks again after any exit code but 0, including that of a run that ended on purpose (75). Its store
     lives as long as its job, whatever the number of restarts and of machines. Where it keeps its store to itself, so
     that machines may join (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), the reason goes into its temporary folder on each.
     """
@@ -263,7 +264,7 @@ def end_for_good(env: Mapping[str, str], error: MdataError | StoppedError) -> No
 
 
 def check_not_ended(env: Mapping[str, str]) -> None:
-    """End at once where an earlier attempt of the launcher's job called `end_for_good`, in the same way.
+    """Raise the error that an earlier attempt of the launcher's job passed to `end_for_good`, if one did.
 
     Raises:
         StoppedError, MdataError: why that attempt ended; its exit code.
@@ -284,7 +285,7 @@ def check_not_ended(env: Mapping[str, str]) -> None:
 
 
 def _launchers_file(env: Mapping[str, str]) -> Path | None:
-    """In the folder that a torchrun makes for all of its attempts; None: no torchrun."""
+    """A file in torchrun's folder for all attempts; None: not started by torchrun."""
     path = env.get("TORCHELASTIC_ERROR_FILE")  # FOLDER/attempt_0/RANK/error.json
     return Path(path).parents[2] / "mtrain-ended.json" if path else None
 
@@ -297,7 +298,7 @@ def _launchers_store(env: Mapping[str, str]) -> Store:
 
 
 def another_connection(store: Store) -> Store:
-    """A store's keys over a connection of its own: calls over one connection block each other."""
+    """The same store over a new connection: calls over one connection block each other."""
     return store.clone() if hasattr(store, "clone") else store
 
 
@@ -413,7 +414,7 @@ def leave_world() -> bool:
 
 
 def ended_within(seconds: float, call: Callable[[], object]) -> bool:
-    """Call something on a thread of its own and say whether it returned in time; raises what it raises."""
+    """Run a call in a new thread; whether it returned in time. An exception of the call is raised here."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(call)
     pool.shutdown(wait=False)
@@ -434,7 +435,7 @@ def leave_at_the_end(tell: Callable[[str], None]) -> None:
 
 
 def slurm_hosts(nodelist: str) -> list[str]:
-    """The machines of Slurm's short form, in order: "gpu[003-004,9],login" -> gpu003, gpu004, gpu9, login."""
+    """The machines of a Slurm node list, in order: "gpu[003-004,9],login" -> gpu003, gpu004, gpu9, login."""
     hosts = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
         names = [""]
@@ -456,7 +457,7 @@ def _numbers_of(ranges: str) -> Iterator[str]:
 
 
 def planned_hosts(env: Mapping[str, str]) -> list[str]:
-    """The machine of each rank as Slurm places them, in blocks; []: Slurm did not start them, or places otherwise."""
+    """The machine of each rank if Slurm places ranks in blocks; []: not started by Slurm, or placed otherwise."""
     if env.get("SLURM_DISTRIBUTION", "block").partition(":")[0] != "block":
         return []
     counts = list[int]()
@@ -553,7 +554,7 @@ def _groups(mesh: Mesh, rank: int, channel: Channel | None) -> dict[str, Group]:
 
 
 def _process_group(ranks: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | None:
-    """Created by its members only; each calls this for its groups in the order of AXES."""
+    """The group of these ranks, created by its members only, each in the order of AXES."""
     if len(ranks) == 1:
         return None
     if ranks == tuple(range(mesh.world_size)):
