@@ -1,1 +1,1 @@
-"""Web text made fit for training: extracted, repaired, filtered by rules, and freed of the texts of test sets."""
+"""Web text made fit for training: extracted, repaired, filtered by rules, and cleared of the texts of test sets."""

@@ -56,7 +56,7 @@ def clean(options: TextJobOptions, rules: CleanRules, progress: Progress = SILEN
 
 
 def clean_work(options: TextJobOptions, rules: CleanRules) -> TextWork:
-    """What is done with the texts.
+    """The work on the texts of a job.
 
     Raises:
         UsageError: options and rules that do not go together.

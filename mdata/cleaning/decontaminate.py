@@ -1,12 +1,12 @@
-"""`decontaminate`: texts of test sets found in training texts by exact n-grams of words, and taken out of them.
+"""`decontaminate`: finds texts of test sets in training texts by exact n-grams of words, and removes them.
 
 As for GPT-3 (Brown et al. 2020, appendix C): a test item of at least `ngram` words gives all its n-grams, one of at
-least `min_ngram` words is one n-gram, shorter ones are not looked for. A match is compared word by word
-(mdata_cpp/ngram_match.hpp). Texts that match are reported, dropped, or split: the passage and what is around it, to the
-next ends of sentences, are cut out, and short pieces fall. Slow twin: tests/reference/decontaminate.py.
+least `min_ngram` words is one n-gram, shorter items are ignored. A match is compared word by word
+(mdata_cpp/ngram_match.hpp). Texts that match are reported, dropped, or split: the passage is cut out up to the next
+ends of sentences on both sides, and short pieces are removed. Slow twin: tests/reference/decontaminate.py.
 
 `compat="openwebtext"` gives the bytes of Megatron-LM's filter_ngrams.py (mdata/cleaning/openwebtext_ngrams.py), which
-first counts in how many texts each n-gram occurs, and leaves frequent ones alone.
+first counts the texts in which each n-gram occurs, and ignores frequent ones.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ COUNTS = ".counts"  # the folder of compat's first pass, below the output
 
 @dataclass(frozen=True, kw_only=True)
 class DecontaminateRules:
-    """What is looked for, and what becomes of texts that have it.
+    """The n-grams to look for, and what to do with texts that contain them.
 
     Args:
         against: files of test items, each as "PATH" or "NAME=PATH".
         against_keys: the keys or columns of an item's text, which are joined by line ends.
-        ngram: words of an n-gram. min_ngram: of an item that is one n-gram, as it has fewer words than that.
+        ngram: words of an n-gram. min_ngram: least words of a shorter item, which is one n-gram.
         mode: what happens to texts that match.
         margin: characters that are cut on each side of a passage, at least.
-        min_characters: pieces of at most so many fall. max_pieces: texts that fall into more fall whole.
-        compat: "openwebtext". key_threshold: n-grams in so many texts are left alone; with compat only.
+        min_characters: pieces of at most this length are removed. max_pieces: texts that split into more are removed.
+        compat: "openwebtext". key_threshold: n-grams in at least this many texts are ignored; with compat only.
     """
 
     against: tuple[str, ...]
@@ -329,7 +329,7 @@ class _OpenWebText(_Counted):
 
 
 def decontaminate(options: TextJobOptions, rules: DecontaminateRules, progress: Progress = SILENT) -> TextJobResult:
-    """Find test items in texts, and take them out; an interrupted command continues.
+    """Find test items in texts and remove them; an interrupted command continues.
 
     Raises:
         UsageError: unusable options, rules or input, or the folder holds a result of other options.

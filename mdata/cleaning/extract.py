@@ -1,8 +1,8 @@
 """`extract`: text from pages of the web and of MediaWiki (mdata/cleaning/pages.py), as lines of JSON.
 
 A row is a record of WARC, a page of a dump, or a file of HTML. Each page that stays becomes an object with its text,
-and id, url, title, date and language, which are null where the page does not say. Records of WARC that hold no answer
-of a server are left out and counted as filtered; what follows damage in a file is one bad row.
+and id, url, title, date and language, which are null if the page does not state them. WARC records without a server's
+response are left out and counted as filtered; everything after damage in a file counts as one bad row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ExtractRules:
     """How pages become text.
 
     Args:
-        extractor: for HTML; "trafilatura" leaves out more of what is not the article, at a twentieth of the speed.
+        extractor: for HTML; "trafilatura" leaves out more of the text around an article, at a twentieth of the speed.
         main_content: of HTML; False: menus, headers and the like stay.
         namespaces: of a wiki; pages of others are removed.
     """
@@ -81,7 +81,7 @@ class _Extract:
         raise AssertionError("pages have no text before extraction")
 
     def edit_records(self, chunk: Chunk, data: bytes, spec: ReadSpec) -> RecordEdits:
-        """What becomes of each page."""
+        """The text of each page, or why it is removed."""
         edits: list[tuple[int, Edit]] = []
         bad_rows: list[BadRow] = []
         rows = 0
@@ -153,7 +153,7 @@ def extract(
 
 
 def extract_work(options: TextJobOptions, rules: ExtractRules) -> RecordWork:
-    """What is done with the pages.
+    """The work on the pages of a job.
 
     Raises:
         UsageError: options that do not go together.

@@ -9,19 +9,19 @@ from typing import Any
 
 from mdata.errors import UsageError, install_command
 
-# (code of the language, probability) of a text; "": none was found
+# (code of the language, probability) of a text; "": not recognized
 Identify = Callable[[str], tuple[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageRules:
-    """Which languages stay.
+    """The languages to keep.
 
     Args:
         keep: their codes, such as "en".
-        min_probability: that the language is what the identifier says.
+        min_probability: of the language, according to the identifier.
         identifier: "py3langid", "langdetect", or "cld2".
-        first_characters: how much of a text is looked at; -1: all of it.
+        first_characters: length of the text that is examined; -1: all.
     """
 
     keep: tuple[str, ...] = ("en",)
@@ -31,7 +31,7 @@ class LanguageRules:
 
 
 def language_reasons(texts: list[str], rules: LanguageRules, identify: Identify) -> list[str]:
-    """Why each text falls: "language-de", or "language-unknown"; "": it stays."""
+    """Why each text is removed: "language-de", or "language-unknown"; "": it stays."""
     first = rules.first_characters if rules.first_characters >= 0 else None
     reasons = []
     for text in texts:
@@ -46,7 +46,7 @@ def load_identifier(name: str) -> tuple[Identify, str]:
     """(an identifier, its version).
 
     Raises:
-        UsageError: it is not known, or not installed.
+        UsageError: it is unknown or not installed.
     """
     if name not in _LOADERS:
         raise UsageError(f"language identifier {name}", expected=" or ".join(_LOADERS))
@@ -94,7 +94,7 @@ def _cld2() -> tuple[Identify, str]:
     import pycld2
 
     def identify(text: str) -> tuple[str, float]:
-        # It refuses control characters, which are no part of any language.
+        # It refuses control characters, which belong to no language.
         clean = "".join(character if character.isprintable() or character in "\t\n\r" else " " for character in text)
         try:
             reliable, _, details = pycld2.detect(clean)

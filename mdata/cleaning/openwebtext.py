@@ -1,9 +1,9 @@
 """What Megatron-LM's tools/openwebtext did to texts, with its quirks, for `--compat openwebtext`.
 
-`cleaned` is its cleanup: ftfy, English by langdetect (whose seed is 0 here: without one it answers by chance), and at
-least 128 tokens of GPT-2, counted where a text has fewer than 1,024 characters. `fixed_by_tasks` is its second tool, in
-which the first task that applies decides, so that general_cleaning never follows ftfy_fix_text. Where langdetect finds
-no language, the first tool dropped the row without a word; here the reason is "openwebtext-error".
+`cleaned` is its cleanup: ftfy, English by langdetect (with seed 0 here; without a seed its answers are random), and at
+least 128 tokens of GPT-2, counted where a text has fewer than 1,024 characters. `fixed_by_tasks` is its second tool,
+which applies only the first matching task, so general_cleaning never follows ftfy_fix_text. If langdetect finds no
+language, the first tool dropped the row silently; here the reason is "openwebtext-error".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONG_ENOUGH = 8 * LEAST_TOKENS  # characters
 def cleaned(
     texts: list[str], identify: Identify, count_tokens: Callable[[list[str]], list[int]]
 ) -> tuple[list[str], list[str]]:
-    """(fixed texts, why each falls)."""
+    """(fixed texts, why each is removed)."""
     texts = fixed(texts)
     languages = [identify(text)[0] for text in texts]
     short = [number for number, text in enumerate(texts) if len(text) < _LONG_ENOUGH and languages[number] == "en"]
@@ -36,7 +36,7 @@ def cleaned(
 
 
 def fixed_by_tasks(texts: list[str], tasks: Sequence[str], identify: Identify) -> tuple[list[str], list[str]]:
-    """(texts as the first task that applies leaves them, why each falls)."""
+    """(texts after the first matching task, why each is removed)."""
     reasons = [_removed_by(text, tasks, identify) for text in texts]
     staying = [text for text, reason in zip(texts, reasons, strict=True) if not reason]
     if "ftfy_fix_text" in tasks:

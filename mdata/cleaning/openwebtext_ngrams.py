@@ -21,7 +21,7 @@ _STOPS = ".!?"
 
 
 class Pieces(NamedTuple):
-    """What is cut: characters on each side of an n-gram; pieces of at most so many characters fall."""
+    """How texts are cut: characters on each side of an n-gram, and the length up to which a piece is removed."""
 
     margin: int
     min_characters: int
@@ -46,7 +46,7 @@ class OpenWebTextNgrams:
 
     @classmethod
     def of_items(cls, items: Iterable[str], *, most: int, least: int) -> Self:
-        """Those of test items."""
+        """The n-grams of test items."""
         keys = set()
         for item in items:
             words, _ = words_of(item)
@@ -56,7 +56,7 @@ class OpenWebTextNgrams:
         return cls(frozenset(keys), most)
 
     def without(self, keys: Iterable[str]) -> Self:
-        """Without these, each named "ngram KEY"."""
+        """The same set without some, each named "ngram KEY"."""
         return type(self)(self.keys - {key.removeprefix("ngram ") for key in keys}, self.most)
 
     @cached_property
@@ -70,7 +70,7 @@ class OpenWebTextNgrams:
         return frozenset(tuple(key.split(" ", 2)[:2]) for key in self.keys)
 
     def occurring(self, text: str) -> set[str]:
-        """The n-grams of a text; after each the search goes on behind it."""
+        """The n-grams of a text; the search continues after each."""
         keys = set[str]()
         while text:
             match = self._first_match(text)
@@ -128,7 +128,7 @@ class OpenWebTextNgrams:
 
 
 def _around(text: str, begin: int, key: str, *, margin: int) -> tuple[str, str]:
-    """What stays before and after an n-gram."""
+    """The text that stays before and after an n-gram."""
     left = min(begin - margin, len(text) - 1)  # lower case may be longer than the text
     while left > 0 and text[left] not in _STOPS:
         left -= 1

@@ -1,9 +1,9 @@
 """Text from the pages of the web (HTML, alone or in the responses of WARC files) and of MediaWiki.
 
 Libraries do the work: resiliparse or trafilatura for HTML, mwparserfromhell for wikitext. Before they see a page, it is
-checked for what makes them take hours: nesting, attributes of one tag and brackets that stay open cost them quadratic
-time. Such a page is removed and the limit named, as is one that is longer than the limit before or after it is
-unpacked. Limits are counts, not times, so that the result does not depend on the machine.
+checked for input on which they take hours: nesting, many attributes of one tag and unclosed brackets cost them
+quadratic time. Such a page is removed and the limit named, as is one that is too long before or after decompression.
+Limits are counts, not times, so the result does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SHORT_HTML = 1 << 15
 
 
 class Extracted(NamedTuple):
-    """A page: its text, or why there is none.
+    """The text of a page, or why it is removed.
 
     Args:
-        reason: why it is removed; "": it is not. "skipped": it is no page at all.
-        fields: id, url, title, date and language; None where the page does not say.
+        reason: why it is removed; "": it is kept; "skipped": not a page at all.
+        fields: id, url, title, date and language; None if the page does not state it.
     """
 
     text: str
@@ -77,7 +77,7 @@ class HtmlPages:
         self._text_of = _extractor(extractor, main_content=main_content)
 
     def of_record(self, header: RecordHeader, block: bytes) -> Extracted:
-        """The page of a record of WARC; "skipped" if it holds no answer of a server."""
+        """The page of a WARC record; "skipped" if it is not a server's response."""
         fields = fields_of(
             id=header.fields.get("warc-record-id", "").strip("<>"),
             url=header.fields.get("warc-target-uri", "").strip("<>"),
@@ -111,7 +111,7 @@ class HtmlPages:
             return Extracted("", str(removed), fields)
 
     def _answer(self, header: RecordHeader, block: bytes) -> tuple[str, str | None, bytes]:
-        """(content type, language, body) of an answer of a server."""
+        """(content type, language, body) of a server's response."""
         end = _HEADER_END.search(block)
         head, body = (block[: end.start()], block[end.end() :]) if end else (block, b"")
         status = _STATUS.match(head)
@@ -176,13 +176,13 @@ def _extractor(name: str, *, main_content: bool) -> Callable[[Any, str], str]:
 
 
 def charset_of(content_type: str) -> str | None:
-    """The charset that a content type names."""
+    """The charset named by a content type."""
     match = re.search(r"charset\s*=\s*[\"']?([^\s\"';,]+)", content_type, re.IGNORECASE)
     return match[1] if match else None
 
 
 def unchunked(body: bytes, max_bytes: int, *, cut: bool) -> bytes:
-    """A body without the sizes of its chunks; crawlers may have taken them out already, or `cut` the body."""
+    """A body without its chunk sizes; a crawler may have removed them already, or `cut` the body."""
     size = _CHUNK_SIZE.match(body)
     if size is None:
         return body
@@ -272,7 +272,7 @@ def _whole(data: bytes, max_bytes: int, *, ended: bool, cut: bool) -> bytes:
     return data
 
 
-# --- what libraries cannot take ---
+# --- limits of the libraries ---
 
 _FORMATTING = re.compile(r"<(/?)(b|big|code|em|font|i|s|small|strike|strong|tt|u)\b[^<>]*", re.IGNORECASE)
 _TAG = re.compile(r"<!--(?s:.*?)(?:-->|\Z)|<[a-zA-Z](?:[^>\"']++|\"[^\"]*+\"?|'[^']*+'?)*+>?")
@@ -290,9 +290,9 @@ def too_many_attributes(html: str) -> bool:
 
 
 def reopens_too_many(html: str) -> bool:
-    """Whether a parser may have to open more than MAX_REOPENED formatting elements again.
+    """Whether a parser may have to reopen more than MAX_REOPENED formatting elements.
 
-    HTML parsers open those that are not closed again in each paragraph or cell that follows, up to three equal ones.
+    HTML parsers reopen unclosed ones in each following paragraph or cell, up to three equal ones.
     """
     most_active = MAX_REOPENED // max(html.count("<"), 1)
     open_tags: dict[str, list[str]] = {}
@@ -311,7 +311,7 @@ def reopens_too_many(html: str) -> bool:
 
 
 def most_open(html: str) -> int:
-    """How many tags are open at most, if none is closed by itself: no less than the depth of the tree."""
+    """The largest number of open tags if none is closed implicitly: at least the depth of the tree."""
     codes = np.frombuffer(html.encode("latin-1", "replace"), np.uint8)
     at = np.flatnonzero(codes[:-1] == ord("<"))
     after = codes[at + 1]
@@ -365,7 +365,7 @@ _DROPPED_TAGS = frozenset(
     ]
 )
 _MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
-# What is left out leaves a mark, so that the blanks around it become one.
+# Omitted parts leave a mark, so that the blanks around them become one.
 _MARK = "\0"
 _MARKED = re.compile(f" {_MARK}+(?= |$)|{_MARK}+", re.MULTILINE)
 _EMPTIED_BRACKETS = re.compile(f" ?\\([\\s,;]*{_MARK}[\\s,;{_MARK}]*\\)")
@@ -417,7 +417,7 @@ class WikiPages:
 
 
 def reread_characters(text: str) -> int:
-    """How many characters a parser reads again because of brackets and tags that stay open, about."""
+    """An estimate of the characters that a parser reads again because of unclosed brackets and tags."""
     opened: list[tuple[str, int]] = []
     cost = 0
     for match in _BRACKET.finditer(text):
@@ -442,7 +442,7 @@ def reread_characters(text: str) -> int:
 
 
 def _wiki_text(code: Any, prefixes: set[str]) -> str:
-    """Text without templates, tables, notes and pictures; a heading over nothing falls."""
+    """Text without templates, tables, notes and pictures; a heading of an empty section is left out."""
     sections: list[tuple[int, str, list[str]]] = [(0, "", [])]
     for node in code.nodes:
         if type(node).__name__ == "Heading":

@@ -1,9 +1,9 @@
-"""The rules of `clean`: what each step asks of a text, with its thresholds, and why a text falls.
+"""The rules of `clean`: the thresholds of each step, and the reasons for which it removes texts.
 
 A step measures all texts of a chunk in C++ (mdata_cpp/text_rules.hpp) and compares the numbers with its thresholds, in
 a fixed order; the reason of a removed row is the name of the first threshold that it misses, such as
-"gopher-min-words". The arithmetic is datatrove's; the words are our own. A negative threshold is switched off. Classes
-of characters are those of Unicode 14, whatever Python runs. Slow twins: tests/reference/text_rules.py.
+"gopher-min-words". The arithmetic is that of datatrove. A negative threshold is off. Character classes are those of
+Unicode 14 under every Python. Slow twins: tests/reference/text_rules.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Limit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LengthRules:
-    """Lengths of texts. Symbols alone are not words.
+    """Lengths of texts; a symbol alone is not a word.
 
     Args:
         min_characters, max_characters: of a text.
@@ -98,7 +98,7 @@ class RepetitionRules:
 
 @dataclass(frozen=True, kw_only=True)
 class C4Rules:
-    """C4's rules on lines and texts (Raffel et al. 2020); lines that miss them are cut out.
+    """C4's rules on lines and texts (Raffel et al. 2020); lines that violate them are cut out.
 
     Args:
         min_sentences: of what remains of a text; fewer remove it.
@@ -164,21 +164,21 @@ _C4_REASONS = ("", "c4-lorem-ipsum", "c4-curly-bracket", "c4-min-sentences")
 
 
 def length_reasons(texts: list[str], rules: LengthRules) -> list[str]:
-    """Why each text falls; "": it stays."""
+    """Why each text is removed; "": it stays."""
     words = np.zeros(len(texts)) if rules.min_words < 0 and rules.max_words < 0 else _core.word_counts(texts)
     measures = np.column_stack(([len(text) for text in texts], words)) if texts else np.zeros((0, 2))
     return _reasons("length", measures, _LENGTH, rules)
 
 
 def gopher_reasons(texts: list[str], rules: GopherRules, words: list[npt.NDArray[np.int64]] | None = None) -> list[str]:
-    """The same; `words`: those of somebody else, as [begin, end) in bytes of each text."""
+    """The same; `words`: from another splitter, as [begin, end) in bytes of each text."""
     return _reasons("gopher", _core.gopher_measures(texts, list(rules.stop_words), words), _GOPHER, rules)
 
 
 def repetition_reasons(
     texts: list[str], rules: RepetitionRules, words: list[npt.NDArray[np.int64]] | None = None
 ) -> list[str]:
-    """The same; an empty text falls."""
+    """The same; an empty text is removed."""
     reasons = _reasons("gopher-repetition", _core.repetition_measures(texts, words), _REPETITION, rules)
     return [reason if text else "gopher-repetition-empty" for text, reason in zip(texts, reasons, strict=True)]
 
@@ -186,21 +186,21 @@ def repetition_reasons(
 def fineweb_reasons(
     texts: list[str], rules: FineWebRules, words: list[npt.NDArray[np.int64]] | None = None
 ) -> list[str]:
-    """The same; a text without a line falls."""
+    """The same; a text without a line is removed."""
     measures = _core.fineweb_measures(texts, rules.short_line, words)
     reasons = _reasons("fineweb", measures, _FINEWEB, rules)
     return [reason if lines else "fineweb-empty" for lines, reason in zip(measures[:, 0], reasons, strict=True)]
 
 
 def c4_texts(texts: list[str], rules: C4Rules) -> tuple[list[str], list[str]]:
-    """(texts without the lines that fall, the reasons)."""
+    """(texts without the lines that are cut, why each text is removed)."""
     options = {field.name: getattr(rules, field.name) for field in fields(rules)}
     verdicts, kept = _core.c4_lines(texts, **options)
     return kept, [_C4_REASONS[verdict] for verdict in verdicts.tolist()]
 
 
 def paragraph_reasons(texts: list[str], rules: ParagraphRules) -> list[str]:
-    """Why each text falls."""
+    """Why each text is removed."""
     lengths = _core.third_longest_lines(texts)
     return ["paragraphs-min-characters" if length < rules.min_characters else "" for length in lengths.tolist()]
 
@@ -219,7 +219,7 @@ def _reasons(step: str, measures: Measures, limits: Sequence[_Limit], rules: Any
 
 
 def check_rules(step: str, rules: Any) -> None:
-    """Refuse thresholds that are no numbers or that no text can meet, and a step of lengths without any.
+    """Refuse thresholds that are not numbers or that no text can meet, and step length without a threshold.
 
     Raises:
         UsageError: names the option.

@@ -1,8 +1,8 @@
-"""Rows chosen by scores that any program gave them, such as a classifier of toxicity: through a file of lines of JSON.
+"""Chooses rows by scores from any program, such as a classifier of toxicity, read from a file of lines of JSON.
 
 A line of scores has the `id` of a row (or its `index`, as `mtrain generate` writes it), and a `score`: a number, an
-object of numbers by name, or null where the program gave none. Of all lines a share with the lowest or highest scores
-is kept; lines without a score count in the share, as in Megatron-LM's Detoxify example, and are never kept. Among equal
+object of numbers by name, or null if the program gave none. A share of all lines, with the lowest or highest scores, is
+kept; lines without a score count in the share, as in Megatron-LM's Detoxify example, and are never kept. Among equal
 scores earlier lines come first.
 
 Statistics are those of that example and of Gehman et al. 2020, "RealToxicityPrompts": of all scores, and by prompt.
@@ -34,7 +34,7 @@ class Scored(NamedTuple):
     """A line of scores.
 
     Args:
-        id: of the row, as JSON. score: None: it has none. prompt: as JSON, if the line has one.
+        id: of the row, as JSON. score: None if it has none. prompt: as JSON, if the line has one.
     """
 
     id: str
@@ -44,10 +44,10 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FilterRules:
-    """Which rows are kept.
+    """The rows to keep.
 
     Args:
-        by: the file of scores. name: of the score, where lines have several; "": they have one.
+        by: the file of scores. name: of the score, if lines have several; "": they have one.
         share: of the lines, as a number from 0 to 1. highest: keep the highest scores, not the lowest.
     """
 
@@ -80,7 +80,7 @@ def filter_by_scores(options: TextJobOptions, rules: FilterRules, progress: Prog
     """Keep the rows with the lowest or highest scores; an interrupted command continues.
 
     Raises:
-        UsageError: two lines of scores for one row, none for any row, or a share that is none. BadInputError: as
+        UsageError: two lines of scores for one row, no scores for any row, or an invalid share. BadInputError: as
         `read_scores`.
     """
     scores = read_scores(rules.by, rules.name)
@@ -132,7 +132,7 @@ def statistics(values: Sequence[float], threshold: float = THRESHOLD) -> dict[st
 def maxima(
     scores: Sequence[Scored], prompts: Mapping[str, float | None] | None = None, threshold: float = THRESHOLD
 ) -> dict[str, dict[str, Any]]:
-    """The expected maximum over the texts of a prompt, and how often it is above the threshold; prompts without a score
+    """The expected maximum over the texts of a prompt, and how often it is above the threshold; prompts without scores
     are left out.
 
     Args:

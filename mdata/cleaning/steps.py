@@ -1,6 +1,6 @@
-"""The steps of `clean`, in the order in which they run whatever the order in which they are named.
+"""The steps of `clean`, which run in a fixed order, however they are listed.
 
-A step changes texts, or says why they fall, or both; a text that has fallen is not looked at again. A step's version
+A step changes texts, removes them with a reason, or both; a removed text is not examined again. A step's version
 changes when its results do, and is recorded with the versions of the libraries it uses.
 """
 
@@ -45,13 +45,13 @@ STEPS: Mapping[str, tuple[int, bool]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class CleanRules:
-    """What `clean` does to texts.
+    """The steps of a job, with their rules.
 
     Args:
         steps: names of STEPS.
         url, language, length, gopher, gopher_repetition, c4, paragraphs, fineweb: of the steps of these names.
-        compat: "openwebtext": addresses as its tools judged them.
-        openwebtext_tasks: of its second tool; none: its first one.
+        compat: "openwebtext": judge addresses as its tools did.
+        openwebtext_tasks: of its second tool; empty: use its first one.
         tokenizer: of step openwebtext; GPT-2's, for the same results.
     """
 
@@ -94,15 +94,15 @@ class CleanRules:
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """The steps that change texts, and do not only remove rows."""
+        """The steps that change texts, rather than only remove rows."""
         return tuple(step for step in self.ordered if STEPS[step][1])
 
     def of(self, step: str) -> Any:
-        """The rules of a step; None: it has none."""
+        """The rules of a step; None if it has no options."""
         return getattr(self, step.replace("-", "_"), None)
 
     def record(self) -> dict[str, Any]:
-        """What decides the result: steps with versions, thresholds and libraries, as JSON.
+        """Everything that decides the result: steps with versions, thresholds and libraries, as JSON.
 
         Raises:
             UsageError: a library of a step is not installed.
@@ -128,7 +128,7 @@ class CleanRules:
         return {"ftfy": ftfy_version(), **_NORMAL_FORMS} if step == "fix" else {}
 
 
-# (texts that have not fallen, their addresses) -> (texts, reasons)
+# (texts not yet removed, their addresses) -> (texts, reasons)
 _Apply = Callable[[list[str], list[str]], tuple[list[str], list[str]]]
 
 
@@ -143,7 +143,7 @@ class Cleaner:
         self._steps = [_loaded(step, clean_rules) for step in clean_rules.ordered]
 
     def clean(self, texts: list[str], urls: Sequence[str]) -> tuple[list[str], list[str]]:
-        """(texts after all steps; why each fell, or "").
+        """(texts after all steps; why each was removed, or "").
 
         Args:
             texts: in their order.
@@ -161,7 +161,7 @@ class Cleaner:
 
 
 def _loaded(step: str, clean_rules: CleanRules) -> _Apply:
-    """A step with what it needs."""
+    """A step with its libraries and lists loaded."""
     of_step = clean_rules.of(step)
     if step == "url":
         refuse = UrlFilter(of_step, compat=clean_rules.compat == "openwebtext").reason

@@ -69,7 +69,7 @@ _ZSTD_LEVEL, _GZIP_LEVEL = 3, 6
 
 @dataclass(frozen=True, kw_only=True)
 class TextJobOptions:
-    """What is read and where the result goes.
+    """The input and output of a job, and its options.
 
     Args:
         input: files, folders or patterns of texts, as for `preprocess`.
@@ -77,10 +77,10 @@ class TextJobOptions:
         include, exclude: patterns for files in folders.
         json_key: the key or column that holds the text. input_format: "auto" decides by name and content.
         text_documents: a document of plain text is a file, or a paragraph.
-        where: only rows for which this is true are read, as in `preprocess`.
+        where: a filter on the rows to read, as in `preprocess`.
         compression: of the output.
         removed: a file for removed rows, as lines of JSON with file, row, reason and text.
-        rows_only: write no texts, but which rows are removed.
+        rows_only: write only which rows are removed, no texts.
         on_error, quarantine, max_errors, max_record_bytes: bad rows, as in `preprocess`.
         shard: "3/64": do the third of 64 parts of the job, in a folder of its own below the output. Rows count from the
             beginning of the part's section of a file.
@@ -135,7 +135,7 @@ class TextJobOptions:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What decides the result, besides the work and the files."""
+        """The options that decide the result, besides the work and the files."""
         names: tuple[str, ...] = (
             "json_key",
             "input_format",
@@ -150,13 +150,13 @@ class TextJobOptions:
 
 
 class Edit(NamedTuple):
-    """What becomes of a row.
+    """The result for a row.
 
     Args:
-        reason: why it is removed; "": it is not.
-        texts: those in its place; None: it stays as it is.
-        lines: what is written for it, if that is not left to the job.
-        about: of a removed record, for the file of removed ones.
+        reason: why it is removed; "": it stays.
+        texts: those that replace it; None: unchanged.
+        lines: the lines to write for it; None: the job makes them.
+        about: fields of a removed record, for the file of removed ones.
     """
 
     reason: str = ""
@@ -177,31 +177,31 @@ class TextWork(Protocol):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Other keys or columns that it needs."""
+        """Further keys or columns that it needs."""
 
     @property
     def writes(self) -> bool:
-        """Whether it gives texts at all."""
+        """Whether it writes texts."""
 
     def record(self) -> dict[str, Any]:
-        """What decides its result, as JSON.
+        """Its options and versions, which decide the result, as JSON.
 
         Raises:
-            UsageError: it cannot be done here.
+            UsageError: something that it needs is missing.
         """
 
     def prepare(self) -> None:
-        """Load what it needs."""
+        """Load what the worker needs."""
 
     def edit(self, batch: TextBatch) -> tuple[list[Edit], Counter[str]]:
-        """What becomes of each row, and counts for the report."""
+        """The result for each row, and counts for the report."""
 
     def summary(self, counts: Counter[str]) -> dict[str, Any]:
         """The counts of all chunks, for the report."""
 
 
 class RecordEdits(NamedTuple):
-    """What becomes of the records of a chunk: of each (its number from 1, ...), and which cannot be read.
+    """The results for the records of a chunk, as (number from 1, edit), and the records that cannot be read.
 
     Records that are in neither were left out and count as filtered.
     """
@@ -213,22 +213,22 @@ class RecordEdits(NamedTuple):
 
 @runtime_checkable
 class RecordWork(TextWork, Protocol):
-    """Work on records that are no texts yet; its edits have lines."""
+    """Work on records that are not yet texts; its edits have lines."""
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """Those that it reads."""
+        """The formats that it reads."""
 
     def edit_records(self, chunk: Chunk, data: bytes, spec: ReadSpec) -> RecordEdits:
-        """What becomes of each record of a chunk."""
+        """The result for each record of a chunk."""
 
 
 class TextBatch(NamedTuple):
     """The good rows of a chunk.
 
     Args:
-        chunk: where they are. num_rows: of the chunk, bad ones included. rows: their numbers in it, from 1.
-        texts: of them. key: of these. others: the texts of `TextWork.keys`. fields: all fields of good row i.
+        num_rows: of the chunk, bad ones included. rows: numbers of the good ones, from 1. key: of the texts. others:
+            the texts of `TextWork.keys`. fields: all fields of good row i.
     """
 
     chunk: Chunk
@@ -242,11 +242,11 @@ class TextBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class TextJobResult:
-    """What was done.
+    """The counts of a finished job.
 
     Args:
-        folder: the output. rows: of the input. kept: rows that stay, changed or not. changed: of these.
-        removed: rows, by reason. bad, filtered: rows that were not looked at. summary: of the work.
+        folder: the output. rows: of the input. kept: rows that stay, changed or not. changed: changed ones among these.
+        removed: rows, by reason. bad, filtered: rows that were not processed. summary: of the work.
     """
 
     folder: Path
@@ -274,7 +274,7 @@ class _RemovedLines:
 
     @classmethod
     def packed(cls, lines: list[bytes], rows: list[int]) -> _RemovedLines:
-        """Of lines and their rows."""
+        """Pack lines and their rows."""
         ends = np.cumsum([len(line) for line in lines], dtype=np.int64)
         return cls(np.frombuffer(b"".join(lines), np.uint8), ends, np.array(rows, np.int64))
 
@@ -292,7 +292,7 @@ class _Edited:
 
     Args:
         rows: of the chunk. digest: its hash. gone: bool[rows], the removed ones.
-        output: uint8, bytes for the output file. removed: the lines of removed rows, if they are asked for.
+        output: uint8, bytes for the output file. removed: the lines of removed rows, if requested.
         bad_rows: in order. filtered, changed: rows. reasons: of the removed rows. counts: of the work.
     """
 
@@ -309,7 +309,7 @@ class _Edited:
 
 
 class _RowEdits:
-    """Collects what becomes of the rows of a chunk."""
+    """Collects the results for the rows of a chunk."""
 
     def __init__(self, num_rows: int, options: TextJobOptions) -> None:
         self.options = options
@@ -347,7 +347,7 @@ class _RowEdits:
 
 @dataclass(frozen=True)
 class _OnChunks:
-    """Work on texts as work on chunks (mdata/preprocessing/fork_server.py)."""
+    """A `ChunkWork` for workers (mdata/preprocessing/fork_server.py) that does some `TextWork`."""
 
     work: TextWork
     spec: ReadSpec
@@ -403,7 +403,7 @@ class _OnChunks:
 
 
 def _loaded(line: bytes) -> dict[str, Any]:
-    """A record with its numbers as they are, which orjson would round."""
+    """A record with exact numbers, which orjson would round."""
     record = json.loads(line)
     assert isinstance(record, dict), "rows that are no objects are bad rows"
     return record
@@ -417,7 +417,7 @@ def _dumped(record: Mapping[str, Any]) -> bytes:
 
 
 def _with_text(record: dict[str, Any], key: str, text: str) -> dict[str, Any]:
-    """The record with another text; a dotted key that is not there leads through objects."""
+    """The record with another text; a dotted key that is not a key itself is a path through objects."""
     inner = record
     *levels, last = [key] if key in record else key.split(".")
     for level in levels:
@@ -439,8 +439,8 @@ class _State:
     """How far the files on disk go.
 
     Args:
-        files: begun ones, the last maybe in part. digests: of the chunks of the last. begun: how many have an output.
-        placing: whether files are getting their names. sync points: of the last output, and of the other files.
+        files: those begun; the last may be incomplete. digests: of the chunks of the last. placing: whether files are
+            getting their final names. The sync points are those of the last output and of the other files.
     """
 
     files: list[ReadFile] = field(default_factory=list)
@@ -482,7 +482,7 @@ def run_text_job(options: TextJobOptions, work: TextWork, progress: Progress = S
 
 
 def check_parts(options: TextJobOptions, work: TextWork, count: int, progress: Progress = SILENT) -> int:
-    """The bytes of all inputs of a job in so many parts.
+    """Check a job that is divided into parts; returns the bytes of all inputs.
 
     Raises:
         UsageError: a part would be refused, or a finished part is of other input or options.
@@ -597,7 +597,7 @@ class _TextJob:
         self.names = _output_names(files, _ENDING[options.compression])
 
     def report_facts(self) -> dict[str, Any] | None:
-        """The report, if the result is there already; refuses one of another job."""
+        """The report, if the result exists; refuses one of another job."""
         if not self.report.exists():
             return None
         facts = read_facts(self.report)
@@ -611,7 +611,7 @@ class _TextJob:
         return facts
 
     def finished(self) -> TextJobResult | None:
-        """The result, if it is there already; refuses one of another job."""
+        """The result, if it exists; refuses one of another job."""
         facts = self.report_facts()
         if facts is None:
             return None
@@ -620,7 +620,7 @@ class _TextJob:
         return TextJobResult(self.folder, **facts["result"])
 
     def run(self) -> TextJobResult:
-        """Work on what is left, then give the files their names."""
+        """Process the remaining input, then give the files their names."""
         state = self._resumed()
         if not state.placing:
             with closing(_Writer(self, state)) as writer:
@@ -645,7 +645,7 @@ class _TextJob:
         return _State()
 
     def save(self, state: _State) -> None:
-        """Record the state."""
+        """Write the state to disk."""
         record = {**vars(state), "files": [asdict(file) for file in state.files], "made_of": self.made_of}
         atomic_io.atomic_write(self.scratch / "state.json", json.dumps(record).encode())
 
@@ -692,7 +692,7 @@ class _TextJob:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What made the result."""
+        """The program, options and inputs that made the result."""
         return {"made_by": f"mdata {__version__}", "made_of": self.made_of}
 
     def write_report(self, result: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> None:

@@ -60,5 +60,5 @@ def ftfy_version() -> str:
 
 
 def plain_punctuation(texts: list[str]) -> list[str]:
-    """The texts with ASCII's quotes, dashes and blanks in place of others."""
+    """The texts with ASCII quotes, dashes and blanks instead of others."""
     return [text if text.isascii() else text.translate(_PUNCTUATION) for text in texts]

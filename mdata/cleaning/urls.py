@@ -1,4 +1,4 @@
-"""Rules on the addresses that texts come from: blocked domains and endings, and addresses that are none.
+"""Rules on the addresses that texts come from: blocked domains and endings, and malformed addresses.
 
 The lists openwebtext_domains.txt and openwebtext_endings.txt are those of Megatron-LM's tools/openwebtext; users give
 their own with --url-domains and --url-endings.
@@ -25,7 +25,7 @@ _WELL_FORMED = re.compile(rf"https?://(?:{_HOST})(?::\d+)?(?:/?|[/?]\S+)$", re.I
 
 @dataclass(frozen=True, kw_only=True)
 class UrlRules:
-    """Which addresses are refused.
+    """The addresses to refuse.
 
     Args:
         key: the key or column of the address.
@@ -93,7 +93,7 @@ def _domain_of() -> Any:
         import tldextract
     except ImportError as error:
         raise UsageError("step url needs tldextract, which is not installed", fix=install_command("web")) from error
-    extract = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())  # the list that it brings; no network
+    extract = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())  # the bundled list; no network
     return lambda url: extract(url).domain
 
 
