@@ -1,10 +1,9 @@
-"""A job in parts: its folder, `PREFIX.job`, and what is in it.
+"""A job in parts: its folder `PREFIX.job` and the files in it.
 
 `job.json` is the job: the words of the command, the folder in which they were given, and the number of parts. A job has
-phases, one after the other: the tasks of a phase run side by side once all of the phase before are done. Each task has
-a number in the job, a state file, written whole whenever it starts or ends, and a log. A part is done when the
-manifests of its results exist, whatever the state file says; so the folder may be lost, and nothing but logs is lost
-with it.
+phases: the tasks of a phase run at the same time, once all tasks of the phase before are done. Each task has a number
+in the job, a log, and a state file that is rewritten when it starts or ends. A part is done when the manifests of its
+results exist, whatever the state file says, so losing the folder loses only logs.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class JobPhase:
         name: of its tasks, in logs and messages: "part", "merge".
         numbers: of its tasks in the job.
         words: the command line of a task, by its place in the phase, from 1.
-        done: tells the numbers of the tasks that are done.
+        done: returns the numbers of the tasks that are done.
     """
 
     name: str
@@ -55,17 +54,17 @@ class JobPhase:
     done: Callable[[], frozenset[int]]
 
     def called(self, number: int) -> str:
-        """A task's name, in the names of its files."""
+        """The name of a task, as used in file names."""
         place = number - self.numbers.start + 1
         return self.name if self.name in SINGLE_TASKS else f"{self.name}-{place:05}"
 
     @property
     def tasks(self) -> str:
-        """What its tasks are called together."""
+        """The plural of the tasks' name."""
         return "parts" if self.name == "part" else f"tasks of {self.name}"
 
     def describe(self, numbers: Sequence[int]) -> str:
-        """Tasks of the phase for messages: how many, and the first of them by the name of their files."""
+        """Tasks of the phase for messages: their number, and the first ones by name."""
         if self.name in SINGLE_TASKS:
             return f"the {self.name}"
         count = len(self.numbers)
@@ -75,7 +74,7 @@ class JobPhase:
 
     @contextmanager
     def reported(self, progress: Progress, count: int) -> Iterator[Progress]:
-        """Report that so many tasks end; a single task has nothing to count."""
+        """Report the tasks that end within the block; a single task has nothing to count."""
         if self.name in SINGLE_TASKS:
             yield SILENT
             return
@@ -86,7 +85,7 @@ class JobPhase:
 
 @dataclass(frozen=True)
 class DedupStages:
-    """What the phases of a job of `dedup` are.
+    """The phases of a `dedup` job.
 
     Attributes:
         job: the hash of its options and inputs. stages: in order. ranges: tasks of `match`.
@@ -103,13 +102,13 @@ class Job:
 
     Attributes:
         words: of the command line, from "preprocess" or "clean" on, without --shard.
-        cwd: where they were given; paths in them start there.
+        cwd: the folder in which they were given; relative paths start there.
         num_parts: how many parts.
         merge: how the parts are joined.
         output_prefix: of the whole job.
-        results: what follows a part's name in the names of its manifests, "text_document".
+        results: the endings of a part's manifest names, such as "text_document".
         input_bytes: of all inputs on disk, when the job was launched.
-        work_folder: for results in object storage, where parts make them; each has a folder of its own there.
+        work_folder: if results go to object storage, parts write them here first, each in its own folder.
         dedup: of a job of `dedup`.
     """
 
@@ -130,13 +129,13 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where state and logs are: beside the results, or in `cwd` if these are in object storage."""
+        """The folder of state and logs: beside the results, or in `cwd` if these are in object storage."""
         prefix = parse_address(self.output_prefix).name if self.is_stored else self.output_prefix
         return Path(self.cwd, f"{prefix}.job")
 
     @property
     def phases(self) -> tuple[JobPhase, ...]:
-        """What is run, in this order."""
+        """The phases, in order."""
         if self.dedup is not None:
             return tuple(self._dedup_phases(self.dedup))
         last = self.num_parts
@@ -176,7 +175,7 @@ class Job:
         return next(phase for phase in self.phases if number in phase.numbers)
 
     def to_run(self) -> list[tuple[JobPhase, list[int]]]:
-        """The tasks to start in each phase that has some: those not done, and all if an earlier phase has any."""
+        """The tasks to start, by phase: those not done; all of a phase if an earlier one has any to start."""
         steps: list[tuple[JobPhase, list[int]]] = []
         for phase in self.phases:
             done = frozenset[int]() if steps else phase.done()
@@ -207,7 +206,7 @@ class Job:
         return "merge" if number == MERGE else self.phase_of(number).called(number)
 
     def log(self, number: int) -> Path:
-        """What a task says."""
+        """The log of a task."""
         return self.folder / "logs" / f"{self._called(number)}.log"
 
     def state_path(self, number: int) -> Path:
@@ -217,10 +216,10 @@ class Job:
     def done_parts(self) -> frozenset[int]:
         """The parts that are done.
 
-        Of work on texts, those with a report; otherwise those all of whose results are finished, with their pairs.
+        A part of a text job is done when it has a report; others when all their results and pairs are complete.
 
         Raises:
-            UsageError, ResourceError: the results are in storage that gives no access, or no answer.
+            UsageError, ResourceError: storage denies access to the results, or does not answer.
         """
         numbers = range(1, self.num_parts + 1)
         if self.words[0] in TEXT_JOBS:
@@ -243,11 +242,11 @@ class Job:
         return {str(entry.address) for entry in list_objects(parse_address(self.output_prefix))}
 
     def is_merged(self) -> bool:
-        """Whether the merge ended well after the last part did; without one: whether nothing is to be merged."""
+        """Whether the merge succeeded after the last part ended; without a merge: whether there is nothing to merge."""
         return self.merge == "none" or (read_state(self, MERGE) or PartState("waiting")).code == 0
 
     def missing(self) -> list[int]:
-        """The tasks that are not done, but for the merge."""
+        """The tasks that are not done, except the merge."""
         phases = [phase for phase in self.phases if phase.name != "merge"]
         return [number for phase in phases for number in sorted(set(phase.numbers) - phase.done())]
 
@@ -272,11 +271,11 @@ LAUNCHED_ALREADY = (
 
 @contextmanager
 def launching(folder: Path, *, held: tuple[str, str] = LAUNCHED_ALREADY) -> Iterator[None]:
-    """Hold the lock of a job's folder, so that nobody else launches the job until the block ends.
+    """Lock a job's folder, so that nobody else launches the job within the block.
 
     Args:
         folder: of the job.
-        held: what the error says, after the folder, if another launcher holds the lock; and what to do.
+        held: the error's text, after the folder, if another launcher holds the lock; and its advice.
 
     Raises:
         UsageError: another launcher holds it; names the process.
@@ -289,7 +288,7 @@ def launching(folder: Path, *, held: tuple[str, str] = LAUNCHED_ALREADY) -> Iter
 
 
 def save_job(job: Job) -> None:
-    """Write `job.json` and make the folder; the same job may be there already.
+    """Write `job.json` and make the folder, unless the same job is there already.
 
     Raises:
         UsageError: another job is there; names what differs.
@@ -335,13 +334,13 @@ def refuse_other_job(folder: Path, stored_job: object, job: object, *, names: Se
 
 
 def discard_unstarted(job: Job) -> None:
-    """Remove the job's folder if no part was ever started, and nothing was given to Slurm."""
+    """Remove the job's folder if no part was ever started or submitted to Slurm."""
     if not [file for name in ("logs", "state", "slurm") for file in job.folder.glob(f"{name}/*")]:
         shutil.rmtree(job.folder, ignore_errors=True)
 
 
 def load_job(path: Path) -> Job:
-    """The job of a folder, or of the output prefix beside which it lies.
+    """Read the job of a folder, or of an output prefix.
 
     Raises:
         UsageError: there is none. DamageError: its description is damaged.
@@ -360,7 +359,7 @@ def load_job(path: Path) -> Job:
 
 
 def read_state(job: Job, number: int) -> PartState | None:
-    """What a part's process wrote last; None: it never started, or the file cannot be read."""
+    """The last state that a part's process wrote; None: it never started, or the file cannot be read."""
     try:
         return PartState(**json.loads(job.state_path(number).read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -368,14 +367,14 @@ def read_state(job: Job, number: int) -> PartState | None:
 
 
 def write_started(job: Job, number: int) -> PartState:
-    """Say that the part's process, this one, has begun."""
+    """Record that this process, that of the part, has begun."""
     before = read_state(job, number)
     state = PartState("started", os.uname().nodename, os.getpid(), time.time(), (before.attempt if before else 0) + 1)
     return _write(job, number, state)
 
 
 def write_ended(job: Job, number: int, *, started: PartState, code: int) -> None:
-    """Say that the part's process ends."""
+    """Record that the part's process ends."""
     state = PartState("ended", started.host, started.pid, time.time(), started.attempt, code)
     _write(job, number, state)
 
@@ -387,6 +386,6 @@ def _write(job: Job, number: int, state: PartState) -> PartState:
 
 
 def part_command(job: Job, *, cpus: int, dies_with_parent: bool) -> list[str]:
-    """The process that runs a part (cli/launch_part.py), but for the part's number, which comes last."""
+    """The command that runs a part (cli/launch_part.py), without its last word, the part's number."""
     words = [*command_line("launch_part"), "--cpus", str(cpus)]
     return [*words, *["--dies-with-parent"] * dies_with_parent, str(job.folder)]

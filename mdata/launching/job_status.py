@@ -1,7 +1,8 @@
-"""How far a job is, from its files alone: results, state files, and the last lines of logs.
+"""The progress of a job, from its files alone: results, state files, and the last lines of logs.
 
-A process that was killed, or whose node died, could not say so: its state file says that it runs. On this host it is
-looked up; elsewhere it counts as silent when neither log nor state moved for a minute, since a part reports every 10 s.
+The state file of a process that was killed, or whose node died, still says that it runs. On this host the process is
+looked up; elsewhere it counts as silent if log and state have not changed for a minute, since a part reports every 10
+s.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class PartStatus:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """All tasks but the merge.
+    """All tasks except the merge.
 
     Attributes:
         parts: in order.
-        counts: how many are in each condition.
+        counts: number of tasks in each condition.
         done_bytes: of the input, of `input_bytes`.
         bytes_per_s: of all parts that run, together.
         seconds_left: until the parts are done at this rate; None: nothing runs.
-        merged: whether the merge has ended well; None: none was asked for.
+        merged: whether the merge has succeeded; None: there is no merge.
     """
 
     parts: tuple[PartStatus, ...]
@@ -63,7 +64,7 @@ class JobStatus:
 
 
 def job_status(job: Job, *, now_s: float | None = None) -> JobStatus:
-    """Look at every part; `now_s`: the time, if it is not now."""
+    """Examine every part; `now_s`: a time other than now."""
     now = time.time() if now_s is None else now_s
     parts: list[PartStatus] = []
     for phase in job.phases:
@@ -114,7 +115,7 @@ def _condition(job: Job, number: int, state: PartState, *, now: float) -> Condit
 
 
 def is_silent(paths: Iterable[Path], *, now: float) -> bool:
-    """Whether none of these files was written for a minute."""
+    """Whether none of these files was written within the last minute."""
     return now - max(map(_moved_at, paths)) >= _SILENT_AFTER_S
 
 
@@ -126,7 +127,7 @@ def _moved_at(path: Path) -> float:
 
 
 def last_progress(log: Path) -> dict[str, Any]:
-    """The last line of progress in a log; empty: there is none."""
+    """The last line of progress in a log; empty if there is none."""
     for line in reversed(last_lines(log, _TAIL_BYTES)):
         if line.startswith('{"doing"'):
             try:
@@ -139,7 +140,7 @@ def last_progress(log: Path) -> dict[str, Any]:
 
 
 def last_lines(log: Path, num_bytes: int) -> list[str]:
-    """The whole lines in the last bytes of a log; none: it is not there."""
+    """The complete lines in the last bytes of a log; none if it does not exist."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

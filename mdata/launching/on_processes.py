@@ -1,7 +1,7 @@
-"""Tasks as processes of this machine: so many at a time, each a process that dies with the launcher.
+"""Runs tasks as processes of this machine, a limited number at a time; they die with the launcher.
 
-A task that was killed, or lost its resources, is started again a few times; it continues from its journal. One that
-failed for another reason is left for the user, and the others go on.
+A task that was killed or ran out of a resource is restarted a few times and continues from its journal. One that failed
+for another reason is left to the user, and the others go on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RESOURCES = 5
 
 
 def worth_another(code: int) -> bool:
-    """Whether a process that ended so may be lucky the next time: it was killed, or out of a resource."""
+    """Whether a restart may succeed after this exit code: the process was killed, or ran out of a resource."""
     return code < 0 or code == _RESOURCES
 
 
@@ -49,7 +49,7 @@ def run_here(
 
 
 def check_failed(job: Job, failed: Mapping[int, int]) -> None:
-    """Say which tasks of a phase failed, and where their logs are.
+    """Raise an error that names the tasks that failed, and their logs.
 
     Args:
         job: of the tasks.
@@ -76,7 +76,7 @@ def _last_words(job: Job, number: int) -> list[str]:
 
 
 class _Processes:
-    """The processes of tasks that run now."""
+    """The processes of running tasks."""
 
     def __init__(self, job: Job, cpus: int) -> None:
         self._job, self._cpus = job, cpus
@@ -84,7 +84,7 @@ class _Processes:
         self._stopped = False
 
     def run(self, number: int) -> int:
-        """Run a task to its end; its exit code."""
+        """Run a task to its end; returns its exit code."""
         command = [*part_command(self._job, cpus=self._cpus, dies_with_parent=True), str(number)]
         code = 0
         for _ in range(MOST_ATTEMPTS):
@@ -100,7 +100,7 @@ class _Processes:
         return code
 
     def stop(self) -> None:
-        """Ask all that run to stop; they record how far they are."""
+        """Ask all running processes to stop; they record their progress."""
         self._stopped = True
         for process in list(self._running.values()):
             process.terminate()

@@ -1,8 +1,8 @@
-"""Tasks of a job as tasks of a Ray cluster that exists: placed by their cpus, tried again when a worker or a node dies.
+"""Runs the tasks of a job on an existing Ray cluster, which places them by CPUs and retries when a worker or node dies.
 
-A task only starts the process of a part and waits for it; documents stay on the file system that all nodes see. The
-process dies with its worker, so that no two of one part run. When the launcher dies Ray ends its tasks, and the same
-command continues. mdata must be installed on every node under the same path.
+A Ray task only starts the process of a part and waits for it; documents stay on the shared file system. The process
+dies with its worker, so a part never runs twice at a time. When the launcher dies, Ray ends its tasks, and the same
+command continues the job. mdata must be installed under the same path on every node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run_on_ray(
     Args:
         job: its folder exists.
         steps: the tasks to run.
-        address: of the cluster; "auto": the one of this node.
+        address: of the cluster; "auto": that of this node.
         cpus: of each task; a merge has one.
         progress: receives the tasks that ended.
 
@@ -72,7 +72,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Refuse an address where nothing answers: Ray would wait for a minute and then end this process itself.
+    """Check that an address answers: otherwise Ray would wait for a minute and then end this process.
 
     Raises:
         OSError: nothing answers.
@@ -82,7 +82,7 @@ def _knock(address: str) -> None:
 
 
 def _run_all(ray: Any, commands: Sequence[tuple[int, list[str]]], cpus: int, *, progress: Progress) -> dict[int, int]:
-    """Run all; the exit codes, by task, of those that failed."""
+    """Run all tasks; returns the exit codes of those that failed, by task."""
     task = ray.remote(num_cpus=cpus, max_retries=-1, scheduling_strategy="SPREAD")(_process_of())
     by_number = dict(commands)
     attempts = dict.fromkeys(by_number, 1)
@@ -103,7 +103,7 @@ def _run_all(ray: Any, commands: Sequence[tuple[int, list[str]]], cpus: int, *, 
 
 
 def _process_of() -> Any:
-    """The task. Ray sends a function made here by its code, so that a worker need not import this module."""
+    """The Ray task. As a nested function it is sent as code, so a worker need not import this module."""
 
     def run(command: list[str]) -> int:
         import subprocess

@@ -1,9 +1,9 @@
-"""Tasks of a job as those of Slurm's array jobs; the arrays of a phase, and a merge, depend on those of the one before.
+"""Runs the tasks of a job as Slurm array jobs; each phase, and the merge, waits for the phase before.
 
-One array has at most as many tasks as the site allows (MaxArraySize), so a job may need several. What is queued or
-running already is not submitted again: the same command submits what is missing. Scripts, ids of jobs and what Slurm
-itself says are in the folders `slurm` and `logs` of the job. A task that is preempted, or whose node fails, is queued
-again by Slurm; one that nears its time limit stops and asks for it (cli/launch_part.py).
+One array has at most as many tasks as the site allows (MaxArraySize), so a job may need several. Tasks that are queued
+or running are not submitted again, so the same command submits what is missing. Scripts, job ids and Slurm's own output
+are in the folders `slurm` and `logs` of the job. A task that is preempted, or whose node fails, is requeued by Slurm;
+one that nears its time limit stops and asks to be requeued (cli/launch_part.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEFAULT_ARRAY = 1001
 
 @dataclass(frozen=True)
 class Array:
-    """One array job: its tasks are those of the job with the numbers `offset` + task."""
+    """One array job, whose task t is task `offset` + t of the job."""
 
     offset: int
     tasks: tuple[int, ...]
@@ -33,11 +33,11 @@ class Array:
 
 @dataclass(frozen=True)
 class Submitted:
-    """What was submitted.
+    """The submitted Slurm jobs.
 
     Attributes:
         arrays: offset by id of each array job.
-        merge: id of the job that merges.
+        merge: id of the merge job.
     """
 
     arrays: dict[str, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Submitted:
 
 
 def arrays_of(parts: Sequence[int], max_array: int) -> list[Array]:
-    """Numbers of tasks, rising, as arrays whose task ids are 1 to `max_array` - 1, which is what Slurm allows."""
+    """Ascending task numbers as arrays with task ids from 1 to `max_array` - 1, Slurm's limit."""
     each = max(1, max_array - 1)
     tasks_by_offset: dict[int, list[int]] = {}
     for part in parts:
@@ -61,9 +61,9 @@ def submit(
     at_once: int | None,
     options: Sequence[str] = (),
 ) -> Submitted:
-    """Submit the tasks that are not queued yet, and a merge that depends on all of the job's parts.
+    """Submit the tasks that are not queued yet, and a merge that depends on all parts.
 
-    What is queued but depends on a phase of which more is submitted now is cancelled and submitted again.
+    Queued tasks that depend on a phase with newly submitted tasks are cancelled and submitted again.
 
     Args:
         job: its folder exists.
@@ -108,7 +108,7 @@ def submit(
             write_script(script, text)
             ids.append(sbatch(options, script))
             made[ids[-1]] = array.offset
-            # After each: what is submitted must not be forgotten.
+            # After each one, so that no submitted job is forgotten.
             _save(job, Submitted(made, merge))
         after, has_new = ids, has_new or bool(new)
     submitted = Submitted(made, merge)
@@ -125,7 +125,7 @@ def array_script(
     phase: str = "part",
     after: Sequence[str] = (),
 ) -> str:
-    """The batch script of an array job, which waits until the jobs `after` have ended well."""
+    """The batch script of an array job, which waits until the jobs `after` have succeeded."""
     command = shlex.join(part_command(job, cpus=cpus, dies_with_parent=False))
     return _script(
         job,
@@ -142,7 +142,7 @@ def array_script(
 
 
 def merge_script(job: Job, after: Sequence[str]) -> str:
-    """The batch script of the merge, which waits until these jobs have ended well."""
+    """The batch script of the merge, which waits until these jobs have succeeded."""
     command = shlex.join([*part_command(job, cpus=1, dies_with_parent=False), str(MERGE)])
     name = f"{Path(job.output_prefix).name}-merge"
     return _script(job, name, [*_waits_for(after), f"--output={job.folder}/logs/slurm-%j.log"], f"exec {command}")
@@ -158,7 +158,7 @@ def _script(job: Job, name: str, options: Sequence[str], command: str) -> str:
 
 
 def _queued(submitted: Submitted) -> list[tuple[str, int | None]]:
-    """(id of the job, task or None) of what Slurm still has of these jobs."""
+    """(job id, task or None) of those of these jobs that Slurm still knows."""
     wanted = {*submitted.arrays, *([submitted.merge] if submitted.merge else [])}
     if not wanted:
         return []

@@ -1,6 +1,6 @@
-"""From the words of a command to a job in parts: everything that would fail in every part fails here, once.
+"""From the words of a command to a job in parts: whatever would fail in every part fails here, once.
 
-Inputs, options and tokenizer are looked at as a part would, before anything is started.
+Inputs, options and tokenizer are checked as a part would check them, before anything is started.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mdata.sources.input_files import find_inputs
 def plan_launch(
     words: Sequence[str], options: PreprocessOptions, *, num_parts: int, merge: MergeHow, progress: Progress = SILENT
 ) -> Job:
-    """The job that a command makes in so many parts.
+    """The job of `preprocess` in parts.
 
     Args:
         words: of the command line, "preprocess" first.
@@ -66,7 +66,7 @@ def plan_launch(
 def plan_dedup(
     words: Sequence[str], options: DedupOptions, *, num_parts: int, ranges: int = 0, progress: Progress = SILENT
 ) -> Job:
-    """The job of stages that a command makes, see mdata/dedup/dedup.py.
+    """The job of the stages of `dedup`, see mdata/dedup/dedup.py.
 
     Args:
         words: of the command line, "dedup" first.
@@ -100,7 +100,7 @@ def plan_dedup(
 def plan_text_job(
     words: Sequence[str], options: TextJobOptions, work: TextWork, *, num_parts: int, progress: Progress = SILENT
 ) -> Job:
-    """The job that a command on texts makes in so many parts; each has a folder of its own below the output.
+    """The job of a command on texts in parts, each with its own folder below the output.
 
     Args:
         words: of the command line, one of TEXT_JOBS first.

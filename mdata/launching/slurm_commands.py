@@ -1,6 +1,6 @@
-"""Slurm's commands: batch scripts, their submission, and what Slurm refuses, in its own words.
+"""Slurm's commands: batch scripts, their submission, and errors in Slurm's own words.
 
-Shared by jobs in parts (on_slurm.py) and by training runs (trainer/launching/on_slurm.py). Nothing is kept here.
+Shared by jobs in parts (on_slurm.py) and by training runs (trainer/launching/on_slurm.py). No state is kept here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def write_script(path: Path, text: str) -> None:
 
 
 def sbatch(options: Sequence[str], script: Path) -> str:
-    """Submit a script; the id of its job.
+    """Submit a script; returns the job id.
 
     Args:
         options: given before the script; they take precedence over those inside it.

@@ -1,1 +1,1 @@
-"""A training run as one job of this machine, Slurm or Kubernetes: its record, its batch file, how it stands."""
+"""A training run as one job of this machine, Slurm or Kubernetes: its record, batch file and status."""

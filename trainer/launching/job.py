@@ -1,8 +1,8 @@
 """A training run that was launched as one job: the files in `RUN/job`, a local process, and how attempts ended.
 
-Unlike a job of `mdata launch` it has no parts: its ranks start together, and what is done is in the checkpoints. What
-is unusual: the first rank that ends says how, in a file that the batch script named (`END_FILE`). The scheduler only
-knows the highest exit code, which is often that of a rank that was ended because another failed.
+Unlike a job of `mdata launch` it has no parts: its ranks start together, and progress is in the checkpoints. What is
+unusual: the first rank to end records how, in a file named by the batch script (`END_FILE`). The scheduler only knows
+the highest exit code, often that of a rank that was ended because another failed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class RunJob:
 
     Args:
         words: of `mtrain train`, as given: run.toml, overrides, --nproc.
-        cwd: where they were given; relative paths start there.
+        cwd: the folder in which they were given; relative paths start there.
         run_folder: absolute.
         nodes: least and most. ranks_per_node: on each.
         launches: how often the run was launched with `mtrain launch`.
         id: Slurm's; otherwise the number of a process on the host, which trains (local) or waits for the nodes (ray).
-        host, started_ticks: of that process, the latter to tell it from a later one with its number.
+        host, started_ticks: of that process; the start time distinguishes it from a later process with the same number.
     """
 
     engine: Engine
@@ -58,7 +58,7 @@ class RunJob:
 
     @property
     def folder(self) -> Path:
-        """Of the job, inside the run folder."""
+        """The job's folder, inside the run folder."""
         return Path(self.run_folder, JOB)
 
     @property
@@ -68,12 +68,12 @@ class RunJob:
 
     @property
     def log(self) -> Path:
-        """What the ranks of all attempts print."""
+        """The output of the ranks of all attempts."""
         return self.folder / "log.txt"
 
     @property
     def stop_mark(self) -> Path:
-        """Exists once `mtrain stop` was called: Slurm shall not start the job again."""
+        """A file that exists once `mtrain stop` was called: Slurm must not start the job again."""
         return self.folder / "stop"
 
     def is_same_process(self) -> bool:
@@ -94,10 +94,11 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How an attempt ended, as its first rank said.
+    """How an attempt ended, according to the first rank that ended.
 
     Args:
-        code: the exit code. who: rank and host. message: the error; empty: it was done. at_s: seconds since 1970.
+        code: the exit code. who: rank and host. message: the error; empty if the run was finished. at_s: seconds since
+            1970.
     """
 
     code: int
@@ -121,7 +122,7 @@ def save_job(job: RunJob) -> None:
 
 
 def discard(job: RunJob) -> None:
-    """Remove the folder of a job that was not started, and the run folder if nothing else is in it."""
+    """Remove the folder of a job that was not started, and the run folder if it is then empty."""
     shutil.rmtree(job.folder, ignore_errors=True)
     with suppress(OSError):
         job.folder.parent.rmdir()
@@ -152,7 +153,7 @@ def load_job(run_folder: Path) -> RunJob | None:
 
 
 def start_here(job: RunJob, command: Sequence[str]) -> RunJob:
-    """Start a command as a process that goes on in the background; the job with its process.
+    """Start a command as a background process; returns the job with that process.
 
     Args:
         job: prepared. command: trains, or waits for the nodes that do.
@@ -179,24 +180,24 @@ def start_here(job: RunJob, command: Sequence[str]) -> RunJob:
 
 
 def record_end(env: Mapping[str, str], *, code: int, who: str, message: str = "") -> None:
-    """Say how this rank ended, unless another has said so before, or nobody asks."""
+    """Record how this rank ended, if the launcher asks for it and no rank has done so."""
     _say_first(env, "", f"{code} {who}\n{message}\n")
 
 
 def refuse_restart(env: Mapping[str, str]) -> None:
-    """Keep the launcher's script from starting the job again, where that would end in the same way."""
+    """Keep the launcher's script from starting the job again if it would end in the same way."""
     if path := env.get(END_FILE):
-        with suppress(OSError):  # the script counts restarts without progress besides
+        with suppress(OSError):  # the script also counts restarts without progress
             Path(f"{path}{FINAL}").touch()
 
 
 def wait_for_ranks(env: Mapping[str, str], world_size: int) -> None:
-    """Have the launcher's script start the job again with so many ranks, and not with fewer."""
+    """Make the launcher's script start the job again with this number of ranks, not with fewer."""
     _say_first(env, RANKS, f"{world_size}\n")
 
 
 def _say_first(env: Mapping[str, str], ending: str, text: str) -> None:
-    """Write a file of this attempt, unless another rank has, or nobody asks."""
+    """Write a file of this attempt, if the launcher asks for it and no rank has written it."""
     if not (path := env.get(END_FILE)):
         return
     with suppress(OSError, UsageError):  # the run has ended anyway, perhaps because of the disk
@@ -208,7 +209,7 @@ def _say_first(env: Mapping[str, str], ending: str, text: str) -> None:
 
 
 def ends(job: RunJob) -> list[End]:
-    """How the attempts since the last launch ended, oldest first; an attempt that was killed says nothing."""
+    """How the attempts since the last launch ended, oldest first; killed attempts leave no record."""
     key = f"local-{job.launches}" if job.engine != "slurm" else f"{job.id}-*[0-9]"
     ended = []
     for path in job.folder.glob(f"end-{key}"):
@@ -220,7 +221,7 @@ def ends(job: RunJob) -> list[End]:
 
 
 def _started_ticks(pid: int) -> int:
-    """When a process started, in the kernel's ticks; 0: there is none, or it has ended and waits for its parent."""
+    """When a process started, in the kernel's ticks; 0: it does not exist, or is a zombie."""
     with suppress(OSError, ValueError, IndexError):
         state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return 0 if state in (b"Z", b"X") else int(rest[18])

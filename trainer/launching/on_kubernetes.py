@@ -26,7 +26,7 @@ class KubernetesOptions:
     """How a run is placed.
 
     Args:
-        name: of the job; characters that Kubernetes does not allow are replaced.
+        name: of the job; characters not allowed by Kubernetes are replaced.
         namespace: None: that of kubectl.
         image: has mtrain and torchrun on its PATH.
         claims: CLAIM:PATH, a claim of a persistent volume and where it is mounted.
@@ -164,7 +164,7 @@ def yaml_text(value: Mapping[str, Any]) -> str:
 
 
 def _yaml(value: Any) -> Iterator[str]:
-    """The lines of a mapping or a list, which is not empty."""
+    """The lines of a mapping or list that is not empty."""
     pairs = value.items() if isinstance(value, Mapping) else ((None, item) for item in value)
     for key, item in pairs:
         first = "-" if key is None else f"{key}:"

@@ -2,8 +2,8 @@
 
 Ray reserves the nodes and GPUs all at once (a placement group, spread over nodes); the ranks find each other as under
 srun. The process that waits for the tasks is the job: it runs on the machine of `mtrain launch`, and the run ends with
-it. Unusual: a request to stop reaches the nodes as a file in the job's folder, which all of them share. Nothing is
-restarted, as with `launch local`; the same command continues the run.
+it. Unusual: a request to stop reaches the nodes as a file in the job's folder, which they all share. As with `launch
+local` nothing is restarted; the same command continues the run.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def train_on_ray(job: RunJob, options: RayOptions, *, tell: Callable[[str], None
     """Wait for the nodes, then train on them; the exit code of the first node that failed, or 0.
 
     Args:
-        job: started; this process is its own. tell: prints a line for the user.
+        job: started, with this process. tell: prints a line for the user.
 
     Raises:
         UsageError, ResourceError: Ray is not installed, or no cluster answers. StoppedError: the job was stopped before
-            it had its nodes.
+            it got its nodes.
     """
     nodes, ranks = job.nodes[1], job.ranks_per_node
     with connected(options.address) as ray:
@@ -82,7 +82,7 @@ def train_on_ray(job: RunJob, options: RayOptions, *, tell: Callable[[str], None
 
 
 def _wait(ray: Any, waiting: list[Any], tell: Callable[[str], None]) -> int:
-    """The exit code of the first node that failed, or 0; the others are ended if they do not end by themselves."""
+    """The exit code of the first node that failed, or 0; the other nodes then get time to end, and are ended."""
     code, until_s = 0, float("inf")
     while waiting and time.monotonic() < until_s:
         ended, waiting = ray.wait(waiting, timeout=1)

@@ -1,9 +1,9 @@
-"""A training run as one job of Slurm: the sbatch file, and what Slurm says of the job.
+"""A training run as one Slurm job: the sbatch file, and the job's state in Slurm.
 
-The batch script is bash, because with a container it runs outside of it, where mtrain may not be installed. It starts
-one srun with a task per rank, hands SIGTERM on to the ranks, and asks for a requeue when the run ended with exit code
-75, or failed in a way that another start may mend. A node that is lost ends the whole gang (--no-kill=off); Slurm
-itself queues it again (--requeue).
+The batch script is bash, because it runs outside of a container, where mtrain may not be installed. It starts one srun
+with a task per rank, passes SIGTERM on to the ranks, and asks for a requeue when the run ended with exit code 75, or
+failed in a way that a restart may fix. A lost node ends the whole job (--no-kill=off), which Slurm itself requeues
+(--requeue).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SlurmOptions:
         cpus: of each rank; None: as the site gives.
         site: for sbatch: ["--partition=long"].
         env: variables of each rank.
-        container_image, container_mounts: for pyxis; a squashfs file, from `job.cwd` on, or an enroot address.
+        container_image, container_mounts: for pyxis; a squashfs file, relative to `job.cwd`, or an enroot address.
         grace_s: from the signal to the time limit.
         max_restarts: in a row without a new checkpoint.
     """
@@ -51,7 +51,7 @@ class SlurmOptions:
 
 @dataclass(frozen=True, slots=True)
 class SlurmState:
-    """A job that waits or runs: Slurm's state and reason, its nodes, the time left."""
+    """A job that is queued or running: Slurm's state and reason, its nodes, the time left."""
 
     state: str
     reason: str
@@ -60,12 +60,12 @@ class SlurmState:
 
     @property
     def waits(self) -> bool:
-        """Whether no rank of it runs."""
+        """Whether none of its ranks is running."""
         return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 
 
 def excluding(site: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """Options for sbatch that exclude more hosts; one option, since sbatch only reads the last. A pure function."""
+    """Options for sbatch that exclude more hosts, as one option, since sbatch only reads the last. Pure."""
     given = [option.partition("=")[2] for option in site if option.startswith(_EXCLUDE)]
     others = [option for option in site if not option.startswith(_EXCLUDE)]
     return [*others, _EXCLUDE + ",".join([*given, *hosts])] if hosts else list(site)
@@ -75,8 +75,8 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
     """The text of the sbatch file.
 
     Args:
-        checkpoints: their folder, where `latest` names the newest; None: in object storage, then metrics.jsonl tells
-            whether an attempt came further.
+        checkpoints: their folder, where `latest` names the newest; None: in object storage; then metrics.jsonl shows
+            whether an attempt made progress.
     """
     least, most = job.nodes
     gpus = [f"--gpus-per-node={options.gpus}"] if options.gpus else []
@@ -84,7 +84,7 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
     resources = [f"--ntasks-per-node={job.ranks_per_node}", *gpus, *cpus]
     if least == most:
         asked = [f"--nodes={most}", *resources]
-    else:  # with a number of tasks Slurm stops at the least nodes that hold them
+    else:  # with a number of tasks Slurm would stop at the fewest nodes that hold them
         asked = [f"--nodes={least}-{most}", f"--mincpus={job.ranks_per_node * (options.cpus or 1)}", *gpus]
     head = [
         f"--job-name={Path(job.run_folder).name}",
@@ -131,7 +131,7 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
 
 
 def _container(job: RunJob, options: SlurmOptions) -> list[str]:
-    """Options of pyxis for srun. It takes a name without a slash for an image of a registry, whatever its ending."""
+    """Options of pyxis for srun. It takes any name without a slash for an image in a registry."""
     image = options.container_image or ""
     image = str(Path(job.cwd, image)) if image.endswith(_SQUASHFS) else image
     container = [f"--container-image={image}", f"--container-workdir={job.cwd}"]
@@ -194,10 +194,10 @@ exit "$code"
 
 
 def submit(job: RunJob, text: str, *, options: Sequence[str]) -> RunJob:
-    """Write the sbatch file and submit it; the job with its id.
+    """Write the sbatch file and submit it; returns the job with its id.
 
     Args:
-        job: prepared. options: of the site, also on the command line, where no variable of the shell replaces them.
+        job: prepared. options: of the site, repeated on the command line, where no environment variable overrides them.
 
     Raises:
         UsageError: Slurm is not here, or rejects the job. ResourceError: Slurm does not answer.
@@ -208,7 +208,7 @@ def submit(job: RunJob, text: str, *, options: Sequence[str]) -> RunJob:
 
 
 def slurm_state(job_id: str) -> SlurmState | None:
-    """What Slurm says of a job; None: it neither waits nor runs.
+    """Slurm's state of a job; None if it is neither queued nor running.
 
     Raises:
         UsageError: Slurm is not here. ResourceError: it does not answer.
@@ -226,13 +226,13 @@ def slurm_state(job_id: str) -> SlurmState | None:
 
 
 def slurm_restarts(job_id: str) -> int:
-    """How often a job that waits or runs was queued again."""
+    """How often a queued or running job was requeued."""
     match = re.search(r"\bRestarts=(\d+)", run_slurm(["scontrol", "--oneliner", "show", "job", job_id]))
     return int(match[1]) if match else 0
 
 
 def run_folder_of(job_id: str) -> Path | None:
-    """The run folder of a job of ours that Slurm still knows; None: it knows none."""
+    """The run folder of one of our jobs that Slurm still knows; None if it knows none."""
     try:
         shown = run_slurm(["scontrol", "--oneliner", "show", "job", job_id])
     except ResourceError as error:
@@ -244,7 +244,7 @@ def run_folder_of(job_id: str) -> Path | None:
 
 
 def stop_in_slurm(job: RunJob, state: SlurmState) -> None:
-    """Take a waiting job out of the queue; have the batch script of a running one end its ranks."""
+    """Remove a queued job from the queue; make the batch script of a running one end its ranks."""
     if state.waits:
         run_slurm(["scancel", job.id])
     else:

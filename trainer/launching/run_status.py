@@ -1,8 +1,8 @@
-"""How a run stands, from its folder and its scheduler, and asking it to stop.
+"""The status of a run, from its folder and its scheduler, and requests to stop it.
 
-A run that was not launched with `mtrain launch` has no job, but its metrics and the lock of its folder say as much. A
-process that was killed could not say so: a run counts as silent when nothing in its folder was written for a minute,
-since it reports its progress every 10 s.
+A run that was not launched with `mtrain launch` has no job, but the same follows from its metrics and the lock of its
+folder. A killed process leaves no record: a run counts as silent if nothing in its folder was written for a minute,
+since it reports progress every 10 s.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RunStatus:
     """A run.
 
     Args:
-        condition: waiting: in the queue. stopped: the same command continues. step: finished steps, of `steps`.
+        condition: waiting: in the queue. stopped: the same command continues it. step: finished steps, of `steps`.
         loss, tokens_per_s: of the last line of metrics.jsonl.
         restarts: since the last launch. slurm: while the job waits or runs. end: of the last attempt.
-        holder: who trains in the folder, if its lock says so.
+        holder: the process that trains in the folder, according to its lock.
     """
 
     condition: Condition
@@ -49,7 +49,7 @@ class RunStatus:
 
 
 def run_of(text: str) -> tuple[Path, RunJob | None]:
-    """The run folder and its job, from a run folder, its job folder, or the number of a job of Slurm.
+    """The run folder and its job, from a run folder, its job folder, or a Slurm job id.
 
     Raises:
         UsageError: it is none of these.
@@ -80,7 +80,7 @@ def run_status(folder: Path, job: RunJob | None) -> RunStatus:
     """Look at a run.
 
     Raises:
-        UsageError, ResourceError: it is a job of Slurm, which is not here or does not answer.
+        UsageError, ResourceError: it is a Slurm job, and Slurm is not installed or does not answer.
     """
     line = _last_line(folder / METRICS)
     slurm = slurm_state(job.id) if job is not None and job.engine == "slurm" else None
@@ -103,12 +103,12 @@ def run_status(folder: Path, job: RunJob | None) -> RunStatus:
 
 
 def is_active(job: RunJob) -> bool:
-    """Whether a job waits or runs: it need not be launched."""
+    """Whether a job is queued or running, so that it need not be launched."""
     return slurm_state(job.id) is not None if job.engine == "slurm" else job.is_same_process()
 
 
 def ask_to_stop(job: RunJob) -> bool:
-    """Ask the ranks to save and end; a job that only waits leaves the queue. False: it neither waits nor runs.
+    """Ask the ranks to save and end; a queued job leaves the queue. False: it is neither queued nor running.
 
     Raises:
         UsageError: the process is on another host.
