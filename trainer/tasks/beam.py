@@ -1,8 +1,8 @@
-"""Beam search as a pure state machine over the logits of a step, by the rule that Megatron-LM and transformers share.
+"""Beam search as a pure state machine, by the rule that Megatron-LM and transformers share.
 
-`Beams` says which rows to compute next and takes their log probabilities; it knows no model. The length of a text is
-the number of its new tokens with the stop token, its score the sum of its log probabilities / length ** penalty. What
-is unusual: a finished text is returned without the stop token and without padding.
+`Beams` lists the rows to compute next and takes their log probabilities; it does not know the model. The length of a
+text is the number of its new tokens with the stop token, its score the sum of its log probabilities / length **
+penalty. What is unusual: a finished text is returned without the stop token and without padding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Beam:
 
 @dataclass(slots=True)
 class Finished:
-    """The best finished texts of a search, at most `most`; of equal scores the earlier stays.
+    """The best finished texts of a search, at most `most`; among equal scores the earlier one stays.
 
     Args:
         length_penalty: exponent of the length; 0: sums are compared. early_stopping: end as soon as there are `most`.
@@ -45,7 +45,7 @@ class Finished:
     beams: list[Beam] = field(default_factory=list)
 
     def add(self, tokens: tuple[int, ...], total: float, *, length: int, stopped: bool) -> None:
-        """Keep a text if there is room, or if it is better than the worst, which then goes."""
+        """Keep a text if there is room, or if it is better than the worst, which it then replaces."""
         beam = Beam(tokens, total / length**self.length_penalty, total, stopped)
         if len(self.beams) == self.most:
             worst = min(range(self.most), key=lambda i: self.beams[i].score)
@@ -72,11 +72,11 @@ class Beams:
 
     Args:
         width: rows that are searched. max_tokens: new tokens at most. ends: token ids that end a text.
-        early_stopping: end as soon as `width` texts have ended; "never": only when no open row can become better at
-            any length (transformers' words).
+        early_stopping: end as soon as `width` texts have ended; "never": only when no open row can become better at any
+            length (as in transformers).
 
     Attributes:
-        rows: new tokens of each row; one empty row at first. totals: sums of log probabilities.
+        rows: new tokens of each row; initially one empty row. totals: sums of log probabilities.
         parents: of each row, its place among the rows before the last step.
     """
 
@@ -108,7 +108,7 @@ class Beams:
         assert not self.done, "the search has ended"
         step, vocabulary = len(self.rows[0]) + 1, log_probs_BV.shape[-1]
         sums_BV = log_probs_BV.double() + log_probs_BV.new_tensor(self.totals).double().unsqueeze(-1)
-        # Twice as many as rows: even if `width` of them stop, as many go on.
+        # Twice as many as rows: if `width` of them stop, as many continue.
         best, places = sums_BV.flatten().sort(descending=True, stable=True)
         count = min(2 * self.width, int((best > -float("inf")).sum()))
         candidates = list(zip(best[:count].tolist(), places[:count].tolist(), strict=True))

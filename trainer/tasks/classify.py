@@ -1,8 +1,8 @@
-"""Labelled rows by a model that classifies them: accuracy, loss and predictions.
+"""Evaluates a classifier on labelled rows: accuracy, loss and predictions.
 
 The rows are those that `mtrain finetune --task` reads. Classes are matched by their names, because published folders
-have them in other orders than the data; a folder of nameless classes (LABEL_0 ...) has those of the data. Ranks along
-dp divide the rows, and each is computed once.
+order them differently from the data; unnamed classes (LABEL_0 ...) are taken to be those of the data. Ranks along dp
+divide the rows, and each is computed once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import all_reduce_
 from trainer.tasks.loaded_model import Model
 
-NAMELESS = "LABEL_"  # before the number of a class that transformers was given no name for
+NAMELESS = "LABEL_"  # before the number of a class without a name in transformers
 
 
 class Predicted(NamedTuple):
-    """What a classifier says of a set: each sample's name and label (None: unknown), and fp64[n, classes] logits."""
+    """The predictions for a set: each sample's name and label (None: unknown), and fp64[n, classes] logits."""
 
     names: list[mdata.RowName]
     logits: Tensor
@@ -63,7 +63,7 @@ class Predicted(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Right predictions among the samples with a label, and their mean loss; None: there are none."""
+    """Correct predictions among the samples with a label, and their mean loss; None without such samples."""
 
     correct: int
     known: int
@@ -177,7 +177,7 @@ def _logits(model: Model, dataset: mdata.Dataset, *, classes: int, batch_size: i
 
 
 def _microbatch(fields: Mapping[str, np.ndarray], device: torch.device) -> Microbatch:
-    """Rows without the padding that all of them have."""
+    """Rows without the padding that they have in common."""
     length = fields["text"].shape[-1]
     text, types, real = (fields[name].reshape(-1, length) for name in ("text", "types", "padding_mask"))
     lengths = real.sum(1)

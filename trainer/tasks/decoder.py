@@ -1,10 +1,10 @@
-"""A model that keeps keys and values: new tokens of rows in, logits after them out.
+"""A model with a key-value cache: takes new tokens of rows, returns the logits after them.
 
-What a block keeps is declared by its kind (`DecodeState`). Of tokens there is a tensor of pages for each of its names,
-and all blocks that see equally many tokens share a table of pages; of rows a tensor with a place for each slot. A call
-computes one token of each row (decoding) or parts of prompts (prefill), which flow through the layers as flat tokens,
-as in training. Any number of rows may lie beside each other. A model with an encoder reads the text of a row once, when
-the row begins.
+What a block keeps is declared by its kind (`DecodeState`). State of tokens is a tensor of pages for each of its names,
+and blocks that see equally many tokens share a page table; state of rows is a tensor with an entry for each slot. A
+call computes one token of each row (decoding) or parts of prompts (prefill), which pass through the layers as flat
+tokens, as in training, from any number of rows. A model with an encoder reads the text of a row once, when the row
+begins.
 
 Shapes: N new tokens of B rows, M positions whose logits are wanted, V entries of the vocabulary.
 """
@@ -33,9 +33,9 @@ from trainer.tasks.pages import Copy, PagePool, PageTable, pages_for
 
 PAGE_TOKENS = 16
 CHUNK = 512  # tokens of a prefill
-GPU_SHARE, CPU_SHARE = 0.85, 0.5  # of the free memory, where no size of the cache is given
-RECORDED_TOLERANCE = 0.05  # of the largest logit, by which those of a recorded step may differ
-UNKNOWN_FREE = 4 << 30  # bytes, on systems that do not tell what is free
+GPU_SHARE, CPU_SHARE = 0.85, 0.5  # of the free memory, if no cache size is given
+RECORDED_TOLERANCE = 0.05  # allowed difference of a recorded step, as a share of the largest logit
+UNKNOWN_FREE = 4 << 30  # bytes, on systems that do not report free memory
 
 
 class Decoder:
@@ -49,9 +49,9 @@ class Decoder:
 
     Attributes:
         table: the pages of each row. capacity: tokens that a row can have.
-        keeps_tokens: whether blocks of any stage keep something of each token. Without any, the pages have no tensors:
-            they only limit the tokens of rows.
-        restart: tokens beyond which a row is "long": see `DecodeState`; the context if there is no such length.
+        keeps_tokens: whether blocks of any stage keep state of each token; otherwise pages have no tensors and only
+            limit the tokens of rows.
+        restart: tokens beyond which a row is "long", see `DecodeState`; the context if no row is.
         records: whether decoding is recorded as CUDA graphs, for 1, 2, 4, ... rows; the same on all ranks.
 
     Raises:
@@ -133,7 +133,7 @@ class Decoder:
 
     @torch.no_grad()
     def read(self, slot: int, tokens: Sequence[int]) -> None:
-        """Let the encoder read the text of a row, before its first tokens."""
+        """Run the encoder on the text of a row, before its first tokens."""
         with out_of_memory_in("reading a text", fix="shorter texts, or fewer rows at a time"):
             batch = self.model.module.text(self.moved(np.array(tokens, dtype=np.int64)))
             kept, given = self.model.module.read(self._received(batch), batch)
@@ -144,14 +144,14 @@ class Decoder:
         self._read_lengths[slot] = len(tokens)
 
     def share_states(self, slots: Sequence[int], new_slots: Sequence[int]) -> None:
-        """Rows that go on where others were have the same states."""
+        """Copy the states of rows to rows that continue them."""
         old, new = list(slots), list(new_slots)
         for tensors in self._states.values():
             for tensor in tensors.values():
                 tensor[new] = tensor[old]
 
     def share_read(self, slots: Sequence[int], new_slots: Sequence[int]) -> None:
-        """Rows that go on where others were have read the same texts."""
+        """Copy the encoder's states of rows to rows that continue them."""
         old, new = list(slots), list(new_slots)
         for tensors in self._read.values():
             for tensor in tensors.values():
@@ -168,7 +168,7 @@ class Decoder:
         *,
         long: Sequence[bool],
     ) -> Tensor | None:
-        """Add tokens to rows whose pages are there, and compute logits after some of the tokens.
+        """Add tokens to rows that have pages for them, and compute logits after some of the tokens.
 
         Args:
             starts: tokens that each row has already. at: numbers among all new tokens, in their order.
@@ -218,9 +218,9 @@ class Decoder:
         return self._decode(tokens_B, inputs, size=size, width=width, slot_B=np.array(slots, dtype=np.int64))
 
     def _recording(self, tokens_B: Tensor, inputs: Tensor, *, size: int, width: int) -> _Recording | None:
-        """The recorded step of so many rows, made at its first use and tried with the inputs of that step.
+        """The recorded step for this number of rows, made at its first use and tried with the inputs of that step.
 
-        None, and never again, on all ranks, if one of them cannot record it or it gives something else.
+        None on all ranks, also later, if a rank cannot record it or its result differs.
         """
         if size in self._recorded:
             return self._recorded[size]
@@ -241,23 +241,25 @@ class Decoder:
         return None
 
     def _difference(self, recording: _Recording, tokens_B: Tensor, inputs: Tensor, *, width: int) -> str:
-        """How a recording differs from the step that it repeats, which writes the same keys; empty: it does not.
+        """How a recording differs from the step that it repeats; empty if it does not.
 
-        States of rows are written back each time: the caller's step is the one that counts.
+        States of rows are restored each time: the caller's step is the one that counts.
         """
         padded_B = functional.pad(tokens_B, (0, recording.size - len(tokens_B)))
         held = [(tensor, tensor.clone()) for tensors in self._states.values() for tensor in tensors.values()]
-        right_BV = self._decode(padded_B, inputs, size=recording.size, width=width)
+        expected_BV = self._decode(padded_B, inputs, size=recording.size, width=width)
         for tensor, before in held:
             tensor.copy_(before)
-        found_BV = recording.replay(tokens_B, inputs)
+        replayed_BV = recording.replay(tokens_B, inputs)
         for tensor, before in held:
             tensor.copy_(before)
-        if found_BV is None or right_BV is None:
+        if replayed_BV is None or expected_BV is None:
             return ""
-        found_BV, right_BV = found_BV[: len(tokens_B)].float(), right_BV[: len(tokens_B)].float()
-        largest, difference = right_BV.abs().amax(), (found_BV - right_BV).abs().amax()
-        if bool(difference <= RECORDED_TOLERANCE * largest) or bool(right_BV.isnan().any()):  # NaN has its own message
+        replayed_BV, expected_BV = replayed_BV[: len(tokens_B)].float(), expected_BV[: len(tokens_B)].float()
+        largest, difference = expected_BV.abs().amax(), (replayed_BV - expected_BV).abs().amax()
+        if bool(difference <= RECORDED_TOLERANCE * largest) or bool(
+            expected_BV.isnan().any()
+        ):  # NaN has its own message
             return ""
         return f"a logit differs by {float(difference):.3g}, the largest is {float(largest):.3g}"
 
@@ -271,9 +273,9 @@ class Decoder:
     def _decode_inputs(
         self, slots: Sequence[int], lengths: Sequence[int], long: Sequence[bool], *, size: int, width: int
     ) -> np.ndarray:
-        """All numbers of a decoding step in one array, so that they are moved at once; see `_decode`.
+        """All inputs of a decoding step in one array, to be moved to the device at once; see `_decode`.
 
-        Rows beyond the given ones have one token, in page 0, and the slot of no row.
+        Padded rows have one token, in page 0, and a slot that belongs to no row.
         """
         index, count = list(slots), len(slots)
         last_B = np.array(lengths, dtype=np.int64) - 1
@@ -339,7 +341,7 @@ class Decoder:
             return None
 
     def _received(self, batch: Microbatch) -> tuple[Tensor, ...]:
-        """What the previous stage sends."""
+        """The tensors that the previous stage sends."""
         pp, received = self.model.world.groups["pp"], tuple(self.model.module.received(batch))
         for buffer in received:
             start_receive_(buffer, self.model.world.links[pp.rank - 1, pp.rank]).wait()
@@ -357,7 +359,7 @@ class Decoder:
         return CudaLane(self.model.world.device)
 
     def is_long(self, length: int) -> bool:
-        """Whether a row of so many tokens is computed as a long one."""
+        """Whether a row of this length is computed as a long one."""
         return self.restart < min(length, self.model.context)
 
     def _width(self, lengths: Sequence[int]) -> int:
@@ -365,7 +367,7 @@ class Decoder:
         return -(-max(lengths) // self.page_tokens)
 
     def moved(self, array: np.ndarray) -> Tensor:
-        """The array on the device, without waiting for what runs there."""
+        """The array on the device, without waiting for running kernels."""
         return moved(torch.from_numpy(np.ascontiguousarray(array)), self.model.world.device)
 
     def _local(self, state: DecodeState, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -382,11 +384,11 @@ class Decoder:
         return math.prod(self._local(state, state.tensors[name])) * self._dtype(state, name).itemsize
 
     def _last(self, state: DecodeState) -> int:
-        """How many last tokens such a block sees; 0: all of the context."""
+        """The window of such a block, in tokens; 0: the whole context."""
         return 0 if state.last is None or state.last >= self.model.context else state.last
 
     def _lasts(self, states: Mapping[int, DecodeState]) -> list[int]:
-        """Those of the blocks of all stages, so that every rank has the same tables; 0 comes first."""
+        """The windows of the blocks of all stages, so that every rank has the same tables; 0 comes first."""
         flags = torch.zeros(self.model.context, device=self.model.world.device)
         for state in states.values():
             flags[self._last(state)] = 1
@@ -394,7 +396,7 @@ class Decoder:
         return [int(last) for last in flags.nonzero().flatten().tolist()]
 
     def _page_counts(self, pages: int, lasts: Sequence[int], max_rows: int) -> dict[int, int]:
-        """Pages of each pool: as given, but no more than the windows of all rows need."""
+        """Pages of each pool: the given number, but no more than the windows of all rows need."""
         return {last: max(1, min(pages, max_rows * self._needed(last))) for last in lasts}
 
     def _needed(self, last: int) -> int:
@@ -410,7 +412,7 @@ class Decoder:
 class _Recording:
     """A decoding step of some number of rows as a CUDA graph; its inputs and its result stay where they are.
 
-    Collectives of tp and messages of pp are in it: all ranks record and replay the same steps in the same order.
+    It contains collectives of tp and messages of pp, so all ranks record and replay the same steps in the same order.
     """
 
     def __init__(self, decoder: Decoder, size: int, width: int) -> None:
@@ -439,7 +441,7 @@ class _Recording:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device; the host does not wait for what runs there."""
+    """A host tensor on the device; the host does not wait for running kernels."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -463,7 +465,7 @@ def _free_bytes(model: Model) -> float:
 
 
 class BeamCache:
-    """The rows of a beam search after one prompt, which share the pages of what they have in common."""
+    """The rows of a beam search after one prompt, which share the pages of their common tokens."""
 
     def __init__(self, model: Model, ids: Sequence[int], *, width: int, max_tokens: int) -> None:
         text, ids = (ids, [model.start]) if model.start is not None else ((), ids)

@@ -1,11 +1,11 @@
 """The decode engine, with continuous batching: each step computes parts of prompts and one token of every running row.
 
 The scheduler is a function of the requests and cancellations so far, so all ranks of a model run it and agree without
-communication; only chosen tokens travel. A row waits until the cache has room for its prompt. If pages run out, the
+communication; only chosen tokens are sent. A row waits until the cache has room for its prompt. If pages run out, the
 youngest row is preempted and recomputed later, with the tokens that it had. Every draw is f(seed, number, sample,
-position), so a text depends neither on its neighbours nor on an interruption. On a GPU the host reads the tokens of a
+position), so a text depends neither on its neighbours nor on preemption. On a GPU the host reads the tokens of a
 step while the next one runs: the end of a text is seen one token late, and that token is dropped. Not done here: stop
-strings, which are up to the caller (text_stream.py), who then cancels; sharing pages between equal prompts.
+strings (the caller finds them with text_stream.py, and cancels), and sharing pages between equal prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.tasks.decoder import CHUNK, PAGE_TOKENS, Decoder
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling, biased, check_chosen, choose, penalized, uniform
 
-WARM_UP_TOKENS = 2  # the second one is made by a decoding step
+WARM_UP_TOKENS = 2  # the second one comes from a decoding step
 IDLE_CHUNKS = 4  # of prompts per step, while no row is being continued
 
 
@@ -36,16 +36,16 @@ class Request(NamedTuple):
     """A prompt to continue.
 
     Args:
-        id: names it in tokens; no two open requests have the same.
-        sampling: its max_tokens, stop and keep_stop do not count here.
+        id: names it in tokens; unique among open requests.
+        sampling: its max_tokens, stop and keep_stop are ignored here.
         max_tokens: new tokens at most; 0 with `echo`: the prompt is only scored.
         top_logprobs: how many of the likeliest tokens to report at each position.
         echo: report the prompt's tokens first, with their log probabilities; of the first sample only.
         n: samples. first: the index of the first.
         number: of the request in its file; the draws depend on it, see `uniform`.
         sliding: drop the oldest tokens when the context is full; otherwise such a request is refused.
-        text: what the encoder reads, if the model has one: the prompt that was asked for. `prompt` is then the token
-            with which the decoder begins.
+        text: the user's prompt if the model has an encoder, which reads it; `prompt` is then the token with which the
+            decoder begins.
     """
 
     id: str
@@ -68,8 +68,9 @@ class Token:
     Args:
         id: of the request. index: of the sample. token: -1 with "cancelled".
         logprob: of the logits with their bias, before penalties and filters; nan for the first token of a prompt.
-        top: the likeliest tokens there, with their log probabilities.
-        finish: why the sample ends with this token: "stop" (it ends a text), "length" or "cancelled"; None: it goes on.
+        top: the likeliest tokens at this position, with their log probabilities.
+        finish: why the sample ends with this token: "stop" (it ends a text), "length" or "cancelled"; None: it
+            continues.
         prompt: whether it is a token of the prompt.
     """
 
@@ -96,9 +97,9 @@ class _Row:
     """One sample.
 
     Attributes:
-        tokens: of the prompt and new ones that the host has read. ahead: chosen tokens that it has not read yet.
-        first: the first token of the context, when older ones have fallen out.
-        slot: in the page table; -1: it waits. cached: tokens from `first` on whose keys are in pages.
+        tokens: of the prompt, and new ones that the host has read. ahead: chosen tokens that the host has not read yet.
+        first: the first token of the context, once older ones were dropped.
+        slot: in the page table; -1: waiting. cached: tokens from `first` on whose keys are in pages.
         long: whether they were computed as those of a row of more than `Decoder.restart` tokens.
         told: tokens of the prompt that were reported.
     """
@@ -145,7 +146,7 @@ class _Prefill(NamedTuple):
 
 
 class _Flight(NamedTuple):
-    """What a step chose, not read yet: the rows, their tokens, log probabilities, and the likeliest tokens' [B, n]."""
+    """A step's choices that the host has not read yet: rows, tokens, log probabilities, and the likeliest [B, n]."""
 
     rows: list[_Row]
     results: tuple[Tensor, ...]
@@ -163,7 +164,7 @@ class DecodeEngine:
 
     Attributes:
         capacity: tokens that a row can have. cache_bytes: on this rank.
-        cache_tokens: that the cache has for all rows; 0: the model keeps states of rows alone.
+        cache_tokens: capacity of the cache for all rows; 0: the model keeps only states of rows.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class DecodeEngine:
         """Queue a request.
 
         Raises:
-            UsageError: it cannot be answered, whatever the load; nothing has changed.
+            UsageError: it can never be served; nothing has changed.
         """
         request = self._with_text(request)
         self._check(request)
@@ -215,7 +216,7 @@ class DecodeEngine:
             self._waiting.append(_Row(request, index, list(request.prompt), first=first, told=first))
 
     def _with_text(self, request: Request) -> Request:
-        """The request as the decoder of a model with an encoder has it."""
+        """The request in the form that a model with an encoder needs."""
         model = self.model
         if model.start is None:
             return request
@@ -232,7 +233,7 @@ class DecodeEngine:
         return request._replace(prompt=(model.start,), text=request.prompt)
 
     def cancel(self, id: str, index: int | None = None) -> None:
-        """End a request, or one of its samples; the next step says so. Nothing happens if it is not open."""
+        """End a request, or one of its samples; the next step reports it. Does nothing if it is not open."""
         for row in [*self._running, *self._waiting]:
             if row.request.id == id and index in (None, row.index):
                 self._end(row)
@@ -249,7 +250,7 @@ class DecodeEngine:
         return Load(len(self._running), len(self._waiting), self._table.used, pages)
 
     def step(self) -> list[Token]:
-        """Compute parts of prompts and the next token of each row; returns the tokens that are known by now.
+        """Compute parts of prompts and the next token of each row; returns the tokens that the host has read by now.
 
         Raises:
             DamageError: the model's logits are not numbers.
@@ -272,7 +273,7 @@ class DecodeEngine:
         return reports
 
     def warm_up(self) -> None:
-        """Decode any number of rows once, and as many tokens of prompts as a step may have, before there are requests.
+        """Decode batches of 1, 2, 4, ... rows and prefill the largest chunk, before there are requests.
 
         This compiles kernels, records graphs and takes memory, so that the first requests are as fast as later ones.
         Texts do not depend on it.
@@ -342,7 +343,7 @@ class DecodeEngine:
         prefills, decodes, budget = list[_Prefill](), list[_Row](), self._budget()
         for row in tuple(self._running):
             if row.slot < 0 or row.num_new >= max(1, row.request.max_tokens):
-                continue  # preempted for an older one; or all of it is on its way
+                continue  # preempted for an older one, or all its tokens are already chosen
             if row.length > self.model.context:
                 self._slide(row)
             if self._decoder.is_long(row.length) and not row.long:
@@ -379,7 +380,7 @@ class DecodeEngine:
         return prefills, decodes
 
     def _budget(self) -> int:
-        """Prompt tokens of the next step: more if no row waits for its next token and no logits of prompts are kept."""
+        """Prompt tokens of the next step: more if no row is being continued and no logits of prompts are kept."""
         rows = (*self._running, *itertools.islice(self._waiting, self._max_batch))
         busy = any(row.tells_prompt for row in rows) or any(
             row.length - row.cached == 1 and row.num_new < row.request.max_tokens for row in self._running
@@ -387,7 +388,7 @@ class DecodeEngine:
         return self._chunk if busy else IDLE_CHUNKS * self._chunk
 
     def _has_room(self, row: _Row) -> bool:
-        """Whether a row's prompt fits beside what the running rows still need for theirs and for one more token."""
+        """Whether a row's prompt fits beside the pages that running rows need for their prompts and one more token."""
         others = [max(0, other.length + 1 - other.cached) for other in self._running]
         return not self._running or self._table.room_for([*others, row.length + 1], chunk=self._chunk)
 
@@ -469,7 +470,7 @@ class DecodeEngine:
     def _scores_told(
         self, scored: Sequence[tuple[_Row, int]], local_MV: Tensor | None, parts: Sequence[_Prefill]
     ) -> list[Token]:
-        """The tokens of prompts whose log probabilities are known now."""
+        """The tokens of prompts whose log probabilities are now known."""
         tokens = list[Token]()
         for row, _ in parts:
             if row.tells_prompt and row.told == row.first:
@@ -498,7 +499,7 @@ class DecodeEngine:
         return Token(request.id, row.index, token, log_prob, top, "length" if last else None, prompt=True)
 
     def _choose(self, rows: list[_Row], logits_BV: Tensor | None) -> None:
-        """Choose the next token of each row, on the last stage, and let all ranks have it."""
+        """Choose the next token of each row on the last stage, and send it to all ranks."""
         model, device = self.model, self.model.world.device
         top = min(max(row.request.top_logprobs for row in rows), model.vocab_size)
         if logits_BV is None:
@@ -527,12 +528,12 @@ class DecodeEngine:
         self._flight = _Flight(rows, results, arrived)
 
     def _read(self) -> list[Token]:
-        """Wait for what the last step chose."""
+        """Wait for the choices of the last step."""
         flight, self._flight = self._flight, None
         return [] if flight is None else self._taken(flight)
 
     def _taken(self, flight: _Flight) -> list[Token]:
-        """Give the rows their tokens."""
+        """Append the chosen tokens to their rows."""
         if flight.arrived is not None:
             flight.arrived.synchronize()
         tokens, log_probs, *tops = (part.tolist() for part in flight.results)

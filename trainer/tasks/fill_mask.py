@@ -1,8 +1,8 @@
-"""The likeliest tokens for the masks of a text, by a model that reads both sides of a token.
+"""The likeliest tokens for the masks of a text, by a bidirectional model.
 
-A text is read as samples are: [CLS], its tokens, [SEP], or with RoBERTa's vocabulary <s>, its tokens, </s>. Each mask
-is predicted from the whole text, and from the other masks as masks: they are not filled one after the other. Runs on
-all ranks of tensor and pipeline parallelism.
+A text is read as samples are: [CLS], its tokens, [SEP], or with RoBERTa's vocabulary <s>, its tokens, </s>. All masks
+are predicted at once, each from the whole text in which the others are still masks. Runs on all ranks of tensor and
+pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROBERTA = {MASK: "<mask>", FIRST: "<s>", LAST: "</s>"}
 
 
 class Candidate(NamedTuple):
-    """A token for a mask, as text without the mark of a word's continuation."""
+    """A token for a mask, with its text without the mark of a continued word."""
 
     token: int
     text: str
@@ -39,7 +39,7 @@ class Filled(NamedTuple):
         return {"prompt": self.prompt, "text": self.text, "masks": [[c._asdict() for c in mask] for mask in self.masks]}
 
     def lines(self) -> str:
-        """The text, and under it a line for each mask."""
+        """The text, followed by a line for each mask."""
         rows = [", ".join(f"{token.text!r} {token.probability:.3f}" for token in mask) for mask in self.masks]
         return "\n".join([self.text, *(f"  {MASK} {number}: {row}" for number, row in enumerate(rows, 1))])
 

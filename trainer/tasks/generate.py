@@ -1,8 +1,8 @@
 """Texts from a trained model: prompts are continued by the rules of sampling.py, or by beam search.
 
-Every draw is f(seed, request, sample, position), so a text can be had again whatever the layout, the other prompts or
-an interruption: sample i of a file of samples is always the same. The tokens come from engine.py; here are the texts:
-stop strings, files, and the order of the answers. Any number of ranks may serve any checkpoint.
+Every draw is f(seed, request, sample, position), so a text can be reproduced with any layout, with other prompts beside
+it, or after an interruption: sample i of a file of samples is always the same. engine.py computes tokens; this module
+handles texts: stop strings, files, and the order of answers. Any number of ranks may serve any checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GenerationRequest:
     """A text to continue.
 
     Args:
-        ids: of the prompt. rules: how it goes on.
+        ids: of the prompt. rules: of sampling.
         number: of the request, and of the sample of that request; the draws depend on both.
         log_probs: how many of the likeliest tokens are reported at each position besides the text's own; None: no log
             probabilities. 0: only those of the text's tokens.
@@ -61,10 +61,10 @@ class GenerationRequest:
 
 @dataclass(slots=True)
 class Answer:
-    """What followed a prompt.
+    """The continuation of a prompt.
 
     Attributes:
-        tokens: new ids, with the one that ended the text. text: without an end-of-document token.
+        tokens: new ids, including the one that ended the text. text: without an end-of-document token.
         finish_reason: "stop" (the end of a document, or a stop string) or "length".
         log_probs: of `tokens`. top: of each of them, the likeliest tokens with their log probabilities.
         prompt_log_probs: of the prompt's tokens from the second on. prompt_top: the likeliest at those places.
@@ -96,8 +96,8 @@ def continue_rows(
     """Continue several prompts together; each as if it were alone.
 
     Args:
-        sliding: when the context is full its oldest tokens fall out; otherwise such a request is refused.
-        batch_size: how many are computed at a time; None: all.
+        sliding: drop the oldest tokens when the context is full; otherwise such a request is refused.
+        batch_size: requests that are computed at a time; None: all.
 
     Raises:
         UsageError: rules out of range, or a prompt and its tokens are longer than the model's context.
@@ -108,7 +108,7 @@ def continue_rows(
 def answers_of(
     model: Model, requests: Sequence[GenerationRequest], *, sliding: bool = False, batch_size: int = BATCH_SIZE
 ) -> Iterator[Answer]:
-    """The answers of `continue_rows`, in order, each as soon as it and those before it are there."""
+    """The answers of `continue_rows`, in order, each as soon as it and all before it are complete."""
     most = [_max_tokens(model, request, sliding=sliding) for request in requests]
     if not requests:
         return
@@ -150,7 +150,7 @@ def search_beams(
 
     Args:
         early_stopping: see `Beams`.
-        rules: for their bias and what may not follow a token; nothing is drawn.
+        rules: only their bias and blocked tokens are used; nothing is drawn.
         ends: token ids that end a text; None: those of the model.
 
     Raises:
@@ -176,7 +176,7 @@ class BeamSearch:
     """A beam search after one prompt, step by step.
 
     Args:
-        beams: at their beginning; they say when it is done, and the results.
+        beams: in their initial state; they hold the results, and tell when the search is done.
         rules: see `search_beams`.
     """
 
@@ -229,7 +229,7 @@ def generate(
 
 
 def write_generated(model: Model, texts: Sequence[Generated]) -> None:
-    """Leave the latest texts in the run folder, for its report; nothing for a model of another folder."""
+    """Write the latest texts to the run folder, for its report; does nothing for a model of another folder."""
     if model.run_folder is None or not model.world.is_main:
         return
     lines = [{"prompt": text.prompt, "text": text.text, "step": text.step} for text in texts]
@@ -301,16 +301,16 @@ def write_samples(
     sliding: bool = False,
     progress: Progress = SILENT,
 ) -> int:
-    """Continue all requests, and append a line for each to `output`; returns how many were there already.
+    """Continue all requests, and append a line for each to `output`; returns the number already there.
 
-    An interrupted call, given again, goes on after the last whole line. Each line names the job that wrote it, so lines
-    of another model, prompt or rule are not mixed with these; how many samples there are is not part of the job.
+    A repeated call continues after the last complete line. Each line names the job that wrote it, so lines of other
+    models, prompts or rules are not mixed with these; the number of samples is not part of the job.
 
     Args:
         texts: the prompt of each request, as its line shows it.
 
     Raises:
-        UsageError: `output` has lines of another job, or is no file of samples.
+        UsageError: `output` has lines of another job, or is not a file of samples.
     """
     done = _lines_there(output, model, requests) if model.world.is_main else 0
     done = model.world_count(done)
@@ -413,7 +413,7 @@ def _max_tokens(model: Model, request: GenerationRequest, *, sliding: bool) -> i
 
 
 def _before(model: Model, ids: Sequence[int]) -> int:
-    """Tokens before the new ones: of the prompt, unless an encoder reads it."""
+    """Number of tokens before the new ones: those of the prompt, unless an encoder reads it."""
     return len(ids) if model.start is None else 1
 
 
@@ -448,7 +448,7 @@ def _job(model: Model, request: GenerationRequest) -> str:
 
 
 def _lines_there(output: Path, model: Model, requests: Sequence[GenerationRequest]) -> int:
-    """How many whole lines of these requests a file has; what an interrupted write left after them is cut off."""
+    """The number of complete lines of these requests in a file; a line cut by an interruption is removed."""
     if not output.exists():
         return 0
     content = regular_file(output).read_bytes()

@@ -1,7 +1,7 @@
 """A model for lm-evaluation-harness (the extra `eval`): tp, pp and dp, in this process.
 
-The harness runs alike on every rank and knows only one; rows are divided over the data-parallel ranks where they are
-computed. Contexts are cut from the left as HFLM cuts them, so that the same weights give the same numbers. As a
+The harness runs alike on every rank, as if it were the only one; rows are divided over the data-parallel ranks when
+they are computed. Contexts are cut from the left as in HFLM, so that the same weights give the same numbers. As a
 program, `python -m trainer.tasks.harness` is lm_eval's command with `--model mtrain` in its list of models.
 """
 
@@ -30,21 +30,21 @@ from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 from trainer.tasks.score import ScoredSpan
 
-MOST_NEW = 256  # tokens of an answer for which a task says nothing, as in HFLM
-# Options of a task's generation_kwargs that we have under their names.
+MOST_NEW = 256  # tokens of an answer if the task sets no limit, as in HFLM
+# Options of a task's generation_kwargs with the same names here.
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @register_model("mtrain")
 class MtrainLM(TemplateLM):
-    """What the harness asks of a model; see the methods of its base class.
+    """The model interface of the harness; see the methods of its base class.
 
     Args:
         model: a folder (see `Model.load`), or an opened model.
         max_length: tokens of a row at most; None: the model's context.
         batch_size: rows that are computed together.
-        tp, pp: ranks that share a folder's model, of those that torchrun started; the others divide the rows.
-        options: further arguments of `Model.load`; those that are not among them are the harness' own.
+        tp, pp: ranks that share a folder's model; all ranks of torchrun beyond these divide the rows.
+        options: further arguments of `Model.load`; others are the harness's own.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class MtrainLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What the first token of a text is predicted from."""
+        """The token from which the first token of a text is predicted."""
         return self.eot_token_id if self.model.bos is None else self.model.bos
 
     @property
@@ -96,11 +96,11 @@ class MtrainLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Under which the harness caches requests."""
+        """The name under which the harness caches requests."""
         return self._tokens.fingerprint
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The ids of a text, with the begin-of-text id if the tokenizer gives it and nobody refuses it."""
+        """The ids of a text, with the begin-of-text id if the tokenizer adds it, unless the caller declines it."""
         if not string:
             return []
         ids, bos = self.model.encode(string), self.model.bos
@@ -141,7 +141,7 @@ class MtrainLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What follows each context, up to the task's stop strings."""
+        """The continuation of each context, up to the task's stop strings."""
         asked = [self._request(number, *request.args) for number, request in enumerate(requests)]
         order = sorted(range(len(asked)), key=lambda i: (-len(asked[i].ids), i))
         dp, texts = self.model.world.groups["dp"], dict[int, str]()
@@ -198,7 +198,7 @@ def evaluate_tasks(
     log_samples: bool = False,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """The harness' results of some tasks: {"results": task -> metric -> number, ...}; see its documentation.
+    """The harness's results of some tasks: {"results": task -> metric -> number, ...}; see its documentation.
 
     Only the first rank of a machine has them; on others there are no tasks in "results".
 

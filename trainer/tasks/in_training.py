@@ -1,9 +1,9 @@
-"""The tasks that score a run while it trains, `[evaluate] tasks`, each "TASK=FILE"; and the scores of its checkpoints.
+"""The tasks that score a run during training, `[evaluate] tasks`, each "TASK=FILE"; and the scores of its checkpoints.
 
-Prompts, `[evaluate] prompts`, are answered in between; those of conversations by the corpus' chat template. The tasks
+Prompts, `[evaluate] prompts`, are answered too; for a corpus of conversations with its chat template. The tasks
 are those of `mtrain eval` with its defaults; each yields a few numbers, for curves over the steps. All files
 are read when the run starts, so that a missing or broken one does not end a run after days. `mtrain eval RUN
---all-checkpoints` leaves its numbers in evaluations.json of the run folder; the report draws both.
+--all-checkpoints` writes its numbers to evaluations.json in the run folder; the report draws both.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _template_of(dataset: mdata.Dataset, tokenizer: mdata.Tokenizer) -> Template
     """The chat template that made the data.
 
     Raises:
-        UsageError: it was a file, or is not the tokenizer's any more.
+        UsageError: it was a file, or is no longer the tokenizer's.
     """
     provenance = dataset.components[0].corpus.manifest.provenance
     options = provenance.options if provenance else {}
@@ -134,7 +134,7 @@ def _template_of(dataset: mdata.Dataset, tokenizer: mdata.Tokenizer) -> Template
 
 
 def task_problems(texts: Sequence[str], *, tokenizer: bool) -> list[MdataError]:
-    """What `read_tasks` would raise for each task alone, and for all of them."""
+    """The errors that `read_tasks` raises for each task alone, and for all together."""
     problems: dict[str, MdataError] = {}
     for some in (*([text] for text in texts), texts):
         try:
@@ -193,7 +193,7 @@ def read_evaluations(run_folder: Path) -> dict[str, dict[int, float]]:
 
 
 def record_evaluation(run_folder: Path, step: int, numbers: Mapping[str, float]) -> None:
-    """Add the numbers of one checkpoint to the file, in place of older ones of the same names."""
+    """Add the numbers of one checkpoint to the file, replacing older ones of the same names."""
     table = read_evaluations(run_folder)
     for name, value in numbers.items():
         table.setdefault(name, {})[step] = value

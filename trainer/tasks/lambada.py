@@ -1,9 +1,9 @@
-"""LAMBADA: is the last word of a passage the one that the model finds likeliest.
+"""LAMBADA: whether the last word of a passage is the one that the model finds likeliest.
 
 The numbers are those of Megatron-LM's `--task LAMBADA`, with differences where it fails: a passage longer than the
-sequence loses its beginning instead of stopping the run, blank lines are skipped, both with a count; entries of padding
-are no candidates; every line counts once, whatever the number of ranks. Strict: all tokens of the last word must be the
-likeliest; otherwise the last token alone, which depends on the tokenizer.
+sequence loses its beginning instead of stopping the run, and blank lines are skipped (both are counted); padding of the
+vocabulary is not a candidate; every line counts once, whatever the number of ranks. Strict: all tokens of the last word
+must be the likeliest; otherwise the last token alone, which depends on the tokenizer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.tasks.wikitext import read_text
 
 
 class Passage(NamedTuple):
-    """The tokens before the last word, and those of the word."""
+    """The tokens before the last word, and the tokens of the word."""
 
     context: list[int]
     label: list[int]
@@ -36,7 +36,7 @@ def passage(model: Scorer, text: str, *, strict: bool) -> Passage:
     if not before:
         return Passage([], model.encode(f" {word}"))
     context, full_ids = model.encode(before), model.encode(f"{before} {word}")
-    # A SentencePiece tokenizer gives " word" alone a piece for the blank, which no text has.
+    # A SentencePiece tokenizer adds a piece for the blank to " word" alone, which no text has.
     together = full_ids[: len(context)] == context and len(full_ids) > len(context)
     return Passage(context, full_ids[len(context) :] if together else model.encode(f" {word}"))
 

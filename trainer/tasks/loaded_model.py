@@ -1,10 +1,10 @@
-"""`Model`: a trained model with its tokenizer, opened from any folder that mtrain reads, to be run forward.
+"""`Model`: a trained model with its tokenizer, opened for inference from any folder that mtrain reads.
 
 From a run folder or one of its checkpoints, in any layout; from a Hugging Face folder, without converting it; from a
 checkpoint of Megatron-LM. All ranks of a world share one copy over tp and pp; along dp each rank has its own rows. A
 row is padded on the right, where causal attention does not look, so a row in a batch equals the row alone. What is
-unusual: log probabilities are reduced over tp by their largest value and sum, and the logits of a vocabulary are only
-gathered for the positions that are asked for. Generation, which keeps keys and values, is engine.py.
+unusual: log probabilities are reduced over tp by maximum and sum; logits over the whole vocabulary are gathered only
+for requested positions. Generation with a key-value cache is in engine.py.
 
 Shapes: B rows, S tokens of the longest, V entries of the vocabulary without padding.
 """
@@ -53,16 +53,16 @@ from trainer.plan.plan import Plan, make_plan
 from trainer.tasks.score import ScoredSpan, SpanScore, batches_by_length
 
 GENERATION_CONFIG = "generation_config.json"
-# What a folder of Hugging Face may recommend, by our names.
+# Options that a Hugging Face folder may recommend, by our names.
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class Scores(NamedTuple):
-    """What the model thought of rows that were given: for each token from the second on.
+    """The scores of given rows, for each token from the second on.
 
     Args:
         log_prob_BS: fp32[B, S - 1]. greedy_BS: whether it is the likeliest token, the lowest id of equal ones.
-        top_BSN: (log probabilities, tokens) of the n likeliest, largest first; None: not asked for.
+        top_BSN: (log probabilities, tokens) of the n likeliest, largest first; None: not requested.
     """
 
     log_prob_BS: Tensor
@@ -77,18 +77,17 @@ class Model:
     Args:
         module: this rank's stage. world: of all ranks.
         vocab_size: entries that may be chosen. rows: of the embedding; tokens of a prompt lie below.
-        context: the longest row. step: of the checkpoint; None: the folder says none, as those of Hugging Face.
+        context: the longest row. step: of the checkpoint; None for a folder without steps, such as one of Hugging Face.
         tokenizer: None where the folder has none; only token ids are taken then.
-        start: the token with which a decoder begins whose encoder reads the prompt; None: the prompt is continued.
-        reads: tokens of a prompt that such an encoder reads at most.
+        start: the decoder's first token, if an encoder reads the prompt; None: the prompt is continued.
+        reads: limit on the tokens that this encoder reads.
         ends: ids that end a text. bos: the id that begins one; None where the tokenizer has none.
         recommended: sampling options of the folder's generation_config.json.
         name: of the folder. run_folder: with its checkpoints, on a disk; None: another folder.
         weights: "fp8", or "": as in the folder.
-        notes: what the user should know of it.
-        fills_masks: it predicts masked tokens from both sides, and no next ones.
-        classes: the names of the classes of rows that it tells apart; (): it chooses one of several rows. None: it
-            predicts tokens.
+        notes: for the user, a line each.
+        fills_masks: whether it predicts masked tokens from both sides, not the next token.
+        classes: the names of the classes of rows; (): it chooses one of several rows; None: it predicts tokens.
     """
 
     module: Any
@@ -135,7 +134,7 @@ class Model:
             dtype: "fp32", "bf16" or "fp16"; "": that of the run; of a foreign folder fp32 on the CPU and that of its
                 weights on a GPU.
             weights: "fp8": those of linear layers are kept and multiplied in FP8; "": in `dtype`.
-            forward: whether it is to be run; otherwise no weights are read, and `module` is None.
+            forward: whether the model will be run; otherwise no weights are read, and `module` is None.
             progress: is notified of what is unusual about the folder.
 
         Raises:
@@ -181,20 +180,20 @@ class Model:
         """Logits after each token of one row, over the whole vocabulary without padding: fp32[S, V].
 
         Raises:
-            UsageError: a row without tokens, longer than the context, or with ids that the model has not; or a model
-                that classifies rows.
+            UsageError: a row without tokens, longer than the context, or with ids outside the model's; or a model that
+                classifies rows.
         """
         self.check_tokens()
         return self._gathered(self._forward(self._padded([ids])), range(len(ids)), row=0)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Sequence[int]], *, top: int = 0, bias: Mapping[int, float] | None = None) -> Scores:
-        """The log probability of each token after those before it; what lies beyond a row's end has no meaning.
+        """The log probability of each token after those before it; values beyond a row's end have no meaning.
 
         A row may have one token more than the context: its last one is only predicted.
 
         Args:
-            top: how many of the likeliest tokens are wanted as well. bias: token -> what is added to its logit.
+            top: number of likeliest tokens to return as well. bias: token -> value added to its logit.
 
         Raises:
             UsageError: as `logits`.
@@ -208,7 +207,7 @@ class Model:
     def scores(
         self, local_BSV: Tensor | None, labels_BS: Tensor, *, top: int, biases: Sequence[Mapping[int, float]]
     ) -> Scores:
-        """What the logits of the last stage, None on the others, say of the labels; on all ranks.
+        """The scores of the labels by the logits of the last stage (None on the others); returned on all ranks.
 
         Args:
             local_BSV: this rank's entries, with padding; overwritten. biases: of each row, as for `score`.
@@ -237,7 +236,7 @@ class Model:
         """The score of each span, on all ranks; `greedy` comes with the log probabilities.
 
         Raises:
-            UsageError: a span is longer than the context and one token, or a batch without rows is asked for.
+            UsageError: a span is longer than the context and one token, or batch_size is below 1.
         """
         if batch_size < 1:
             raise UsageError(f"a batch of {batch_size} rows", expected="1 or more (--batch-size)")
@@ -273,7 +272,7 @@ class Model:
         return prompt_ids(self.tokenizer, text, bos=self.bos, add_bos=add_bos)
 
     def world_count(self, count: int) -> int:
-        """A number that only the main rank knows, on all ranks."""
+        """The main rank's number, on all ranks."""
         value = torch.tensor([count if self.world.is_main else 0], device=self.world.device)
         for axis in ("tp", "pp", "dp"):
             if axis in self.world.groups:
@@ -309,10 +308,10 @@ class Model:
             )
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Refuse what is not a row of token ids of this model.
+        """Refuse anything but token ids of this model.
 
         Raises:
-            UsageError: names the first that is wrong.
+            UsageError: names the first invalid one.
         """
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int):
@@ -351,7 +350,7 @@ class Model:
 
     @torch.no_grad()
     def _staged(self, batch: Microbatch, last: Callable[[Tensors], Tensor]) -> Tensor | None:
-        """What the last stage computes of what the one before it sends; None on the others."""
+        """Pass tensors through the stages; returns the last stage's result, None on the others."""
         with out_of_memory_in("the forward pass of a model", fix="shorter or fewer rows (--batch-size), or more ranks"):
             pp, links = self.world.groups["pp"], self.world.links
             received = self.module.received(batch)
@@ -368,7 +367,7 @@ class Model:
         return self.whole_vocabulary(local, len(positions))
 
     def gathered_vocabulary(self, local_BV: Tensor) -> Tensor:
-        """On the last stage: all entries without padding, on each tp rank, from its own: fp32[B, V]."""
+        """On the last stage: the logits of all tp ranks without padding, on each of them: fp32[B, V]."""
         tp = self.world.groups["tp"]
         if tp.size == 1:
             return local_BV[:, : self.vocab_size].float()
@@ -376,7 +375,7 @@ class Model:
         return whole_VB[: self.vocab_size].t().contiguous()
 
     def whole_vocabulary(self, local_BV: Tensor | None, num_rows: int) -> Tensor:
-        """The same on all ranks; None comes from those that are not on the last stage."""
+        """The same on all ranks; those that are not on the last stage pass None."""
         pp = self.world.groups["pp"]
         if local_BV is None:
             return all_reduce_(torch.zeros(num_rows, self.vocab_size, device=self.world.device), pp)
@@ -412,7 +411,7 @@ class Model:
 
 
 def prompt_ids(tokenizer: mdata.Tokenizer, prompt: str, *, bos: int | None = None, add_bos: bool = False) -> list[int]:
-    """The ids of a text that is to be continued; see `Model.encode`."""
+    """The ids of a text to continue; see `Model.encode`."""
     if not prompt.isascii() and prompt.encode(errors="replace").decode() != prompt:
         raise UsageError("the prompt is not UTF-8 text", found=repr(prompt[:80]))
     try:
@@ -420,9 +419,9 @@ def prompt_ids(tokenizer: mdata.Tokenizer, prompt: str, *, bos: int | None = Non
     except TextRefused as refused:
         if prompt:
             raise UsageError(f"the prompt has no tokens: {refused.reason}", found=repr(prompt[:80])) from refused
-        ids = []  # a tokenizer that knows no empty text
+        ids = []  # a tokenizer that refuses an empty text
     begin = tokenizer.eod if bos is None else bos
-    # A tokenizer that ends every text by itself would have us continue after the end of the document.
+    # With a tokenizer that ends every text, the continuation would come after the end of the document.
     ended = tokenizer.eod is not None and len(ids) > 1 and ids[-1] == tokenizer.eod
     if ended and not prompt.endswith(tokenizer.decode(ids[-1:])):
         del ids[-1]
@@ -444,11 +443,11 @@ def _context(config: RunConfig) -> int:
 
 
 def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
-    """The tokenizer of a run's data, from what `train` kept of it.
+    """The tokenizer of a run's data, from the files that `train` stored.
 
     Raises:
-        UsageError: the run keeps none, because its data does not name one.
-        DamageError: what it keeps is not the tokenizer of its data.
+        UsageError: the run stores none, because its data does not name one. DamageError: the stored files are not the
+            tokenizer of its data.
     """
     facts_path, folder = run_folder / "tokenizer_facts.json", run_folder / "tokenizer"
     with os_errors_named(f"reading the tokenizer of {run_folder}"):
@@ -475,7 +474,7 @@ def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
 
 
 def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdata.Tokenizer:
-    """That of a run of an older version, which knew one type and no options."""
+    """The tokenizer of a run of an older version, which had one type and no options."""
     if "tokenizer.json" not in files:
         raise UsageError(
             f"{run_folder} has no tokenizer: the data of the run does not name one",
@@ -491,7 +490,7 @@ class _GenerationFacts(NamedTuple):
 
 
 def _generation_facts(folder: ModelFolder) -> _GenerationFacts:
-    """What a folder of Hugging Face says of generating: several ids may end a text."""
+    """The generation options of a Hugging Face folder, where several ids may end a text."""
     if folder.format != "hf" or not isinstance(folder.path, Path):
         return _GenerationFacts(frozenset(), {})
     path = folder.path / GENERATION_CONFIG
@@ -547,7 +546,7 @@ def _run_folder(location: Location) -> Path | None:
 
 
 def _check_checkpoint(location: Location, name: str) -> None:
-    """See that a run has the checkpoint; names those that it has."""
+    """Check that a run has the checkpoint; the error names those that it has."""
     if isinstance(location, Path) and not is_native(location):
         if name != "latest" and location.is_dir():
             raise UsageError(
@@ -638,7 +637,7 @@ def _from_source(folder: ModelFolder, config: RunConfig, plan: Plan, *, world: W
 
 
 def check_ranks(folder: ModelFolder, tp: int, pp: int) -> None:
-    """Refuse ranks that the model cannot be divided over.
+    """Refuse ranks over which the model cannot be divided.
 
     Raises:
         UsageError: names the sizes that do not fit, and those that do.

@@ -1,9 +1,8 @@
-"""Which pages of the cache each row of tokens holds: numbers on the host, without tensors of a model.
+"""The page table of the key-value cache: which pages each row holds, as numbers on the host.
 
-A pool is a number of pages of `page_tokens` tokens; each kind of block that keeps another number of tokens has a pool
-of its own. A row has a slot, that is, a line of a table for each pool. Blocks with a window give a page back when no
-later token can see it. A page may belong to several rows, as those of a beam search; only full pages are shared, so
-nothing is written to one.
+A pool is a number of pages of `page_tokens` tokens; blocks with different windows have different pools. A row has a
+slot: a line of each pool's table. Blocks with a window give a page back when no later token can see it. A page may
+belong to several rows of a beam search; only full pages are shared, so they are never written to.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 
 class Copy(NamedTuple):
-    """A page that has to be copied in every block of a pool."""
+    """A page to copy in every block of a pool."""
 
     pool: int
     source: int
@@ -46,12 +45,12 @@ class PagePool:
         return page
 
     def share(self, page: int) -> int:
-        """The page, held once more."""
+        """Add a holder to a page; returns it."""
         self._holders[page] += 1
         return page
 
     def give_back(self, page: int) -> None:
-        """One holder less."""
+        """Remove a holder of a page."""
         self._holders[page] -= 1
         if not self._holders[page]:
             self._free.append(page)
@@ -98,7 +97,7 @@ class PageTable:
         self._ends[slot] = 0
 
     def extend(self, slot: int, length: int) -> bool:
-        """Give a row the pages for this many tokens; False, and nothing is changed, if a pool has too few."""
+        """Give a row the pages for this many tokens; returns False and changes nothing if a pool has too few."""
         end = -(-length // self.page_tokens)
         if any(end - have > pool.free for have, pool in zip(self._ends[slot].tolist(), self.pools, strict=True)):
             return False
@@ -125,7 +124,7 @@ class PageTable:
                 table[slot, at] = 0
 
     def fork(self, slot: int, length: int) -> tuple[int, list[Copy]] | None:
-        """A second row with the same `length` tokens: its slot, and what to copy; None if too few pages are free."""
+        """A second row with the same `length` tokens: its slot and the pages to copy; None if too few are free."""
         partly = length % self.page_tokens > 0
         at = length // self.page_tokens
         needs = [partly and table[slot, at] > 0 for table in self.tables]
@@ -142,13 +141,13 @@ class PageTable:
         return new, copies
 
     def places(self, pool: int, slot: int, positions: np.ndarray) -> np.ndarray:
-        """Where a row's tokens at these positions lie: page * page_tokens + the place in the page."""
+        """Where a row's tokens at these positions are: page * page_tokens + offset in the page."""
         pages = self.tables[pool][slot, positions // self.page_tokens].astype(np.int64)
         return pages * self.page_tokens + positions % self.page_tokens
 
 
 def pages_for(length: int, *, last: int | None, chunk: int, page_tokens: int) -> int:
-    """Pages that a row of this length needs at most at a time, if it is computed in chunks of so many tokens."""
+    """The most pages that a row of this length holds at a time, if it is computed in chunks of this size."""
     all_pages = -(-length // page_tokens)
     # A chunk's first token sees `last` - 1 before it; the window may begin and end inside a page.
     return all_pages if last is None else min(all_pages, -(-(last + chunk) // page_tokens) + 1)

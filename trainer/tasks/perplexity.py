@@ -1,8 +1,8 @@
 """Perplexity of corpora: each corpus of a blend, each of its groups, and all together, per token and per byte.
 
-Each document is scored alone, from the begin-of-text id (or that of a document's end) on, in windows side by side that
-predict each of its tokens once. Bits per byte do not depend on the tokenizer: use them to compare models. The shares of
-a blend are not used: all of its documents are read once, or the first of each corpus.
+Each document is scored alone, beginning with the begin-of-text id (or that of a document's end), in adjacent windows
+that predict each token once. Bits per byte do not depend on the tokenizer: use them to compare models. The shares of a
+blend are not used: all of its documents are read once, or the first of each corpus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 4096  # windows that are in memory
 
 @dataclass(slots=True)
 class Sums:
-    """What was scored.
+    """Counts and sums of scored documents.
 
     Attributes:
         nats: the sum of -log p. bytes: of the documents' texts in UTF-8.
@@ -34,14 +34,14 @@ class Sums:
     nats: float = 0.0
 
     def add(self, other: Sums) -> None:
-        """Add what another has."""
+        """Add another's counts and sums."""
         self.documents += other.documents
         self.tokens += other.tokens
         self.bytes += other.bytes
         self.nats += other.nats
 
     def facts(self) -> dict[str, Any]:
-        """The sums, and what follows from them; None where nothing was scored."""
+        """The sums and derived numbers; None where nothing was scored."""
         loss = self.nats / self.tokens if self.tokens else None
         return {
             "documents": self.documents,
@@ -104,7 +104,7 @@ def perplexity(
 
 
 def perplexity_text(facts: dict[str, Any]) -> str:
-    """A line for each corpus, each group and the whole."""
+    """A line for each corpus, each group and the total."""
     rows = [*facts["corpora"].items(), *((f"[{name}]", scores) for name, scores in facts["groups"].items())]
     lines = []
     for name, scores in [*rows, ("total", facts["total"])]:
@@ -147,7 +147,7 @@ def _scored(
 
 
 def _begun(ids: list[int], begin: int) -> list[int]:
-    """The document without a begin-of-text id of its own, which nothing predicts."""
+    """The document without its own begin-of-text id, which is not predicted."""
     return ids[1:] if len(ids) > 1 and ids[0] == begin else ids
 
 
@@ -164,7 +164,7 @@ def _chunks(documents: Iterable[list[int]], length: int) -> Iterator[list[list[i
 
 
 def _check_ids(model: Scorer, corpus: mdata.Corpus) -> None:
-    """See that the ids are those of the model's tokenizer."""
+    """Check that the ids are those of the model's tokenizer."""
     largest, ours = corpus.largest_id, model.tokenizer
     if largest is not None and largest >= model.rows:
         raise UsageError(

@@ -1,9 +1,10 @@
-"""The rules by which a text goes on, as pure functions of logits: nothing here knows a model, a batch or a device.
+"""The rules of sampling as pure functions of logits, independent of model, batch and device.
 
-In this order: the logits of a step get the bias and lose what may not follow the last token; log probabilities are
-taken of these. Then come the penalties of what was said before, temperature, top-k, top-p and min-p (the order of
-transformers), and the draw. A draw is f(seed, request, sample, position) and a point of the cumulative distribution,
-so no text depends on its neighbours in a batch. Sums are fp64; among equal logits the lowest id comes first.
+In this order: the bias is added to the logits of a step, and tokens that may not follow the last one are removed; log
+probabilities are taken from the result. Then come the penalties of earlier tokens, temperature, top-k, top-p and min-p
+(the order of transformers), and the draw. A draw is f(seed, request, sample, position) and a point of the cumulative
+distribution, so no text depends on its neighbours in a batch. Sums are fp64; among equal logits the lowest id comes
+first.
 
 Shapes: B rows, V entries of the vocabulary without padding.
 """
@@ -29,17 +30,17 @@ LARGEST = 1e4  # bias or penalty, so that fp32 logits stay finite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a text goes on, and where it ends.
+    """How a text is continued, and where it ends.
 
     Args:
-        max_tokens: at most so many new tokens; None: 64, or fewer if the model's context has no room for them.
-        min_tokens: before so many new tokens neither the end-of-document token nor a stop string ends a text.
+        max_tokens: limit on new tokens; None: 64, or fewer if the model's context has no room for them.
+        min_tokens: before this many new tokens neither the end-of-document token nor a stop string ends a text.
         greedy: always the likeliest token, as with temperature 0.
-        temperature: divides the logits; 0, and all that is below 1e-5: greedy.
-        top_k: the k likeliest tokens take part, and all that are equal to the last of them; 0: all.
-        top_p: the shortest head of the likeliest tokens that reaches this probability takes part; 1: all.
+        temperature: divides the logits; 0, or less than 1e-5: greedy.
+        top_k: the k likeliest tokens take part, and any equal to the last of them; 0: all.
+        top_p: the fewest likeliest tokens that reach this probability take part; 1: all.
         min_p: tokens of at least this share of the likeliest token's probability take part; 0: all.
-        top_p_decay: factor of top_p after each new token; 0: none. top_p_bound: the least that remains of it.
+        top_p_decay: factor of top_p after each new token; 0: none. top_p_bound: its lower bound.
         repetition_penalty: divides positive logits of tokens in prompt and text and multiplies negative ones; 1: none.
         presence_penalty: taken off the logits of tokens in the text. frequency_penalty: as often as they are there.
         logit_bias: token id -> number that is added to its logit; -inf: never.
@@ -75,7 +76,7 @@ class Sampling:
         return self.greedy or self.temperature < NEARLY_ZERO or self.top_k == 1
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with these numbers."""
+        """Every problem of these numbers."""
         return list(self._problems())
 
     def _problems(self) -> Iterator[str]:
@@ -128,7 +129,7 @@ class Sampling:
         return ("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)
 
     def check(self, vocab_size: int) -> None:
-        """Refuse what is out of range.
+        """Refuse numbers that are out of range.
 
         Args:
             vocab_size: entries of the vocabulary without padding.
@@ -160,7 +161,7 @@ def uniform(seed: int, request: int, position: int, *, sample: int = 0) -> float
 
 
 def biased(logits: Tensor, rules: Sampling, *, last: int | None) -> Tensor:
-    """[..., V] logits with the bias, and without what may not follow the token `last`."""
+    """[..., V] logits with the bias, and without the tokens that may not follow `last`."""
     blocked = rules.blocked_after.get(last, ()) if last is not None else ()
     if not rules.logit_bias and not blocked:
         return logits
@@ -175,7 +176,7 @@ def biased(logits: Tensor, rules: Sampling, *, last: int | None) -> Tensor:
 def penalized(
     logits_V: Tensor, rules: Sampling, *, prompt: Sequence[int], new: Sequence[int], ends: Sequence[int] = ()
 ) -> Tensor:
-    """Logits after the penalties of tokens that were there before (Keskar et al. 2019; OpenAI's two).
+    """Logits after the penalties of earlier tokens (Keskar et al. 2019; OpenAI's two).
 
     Args:
         prompt, new: ids before; only those of `new` count for presence and frequency.
@@ -198,7 +199,7 @@ def penalized(
 
 
 def likeliest(logits_BV: Tensor) -> Tensor:
-    """int64[B]: the token of the largest logit, the lowest of equal ones.
+    """int64[B]: the token with the largest logit, the lowest id among equal ones.
 
     Raises:
         DamageError: a row without a number.
@@ -215,7 +216,7 @@ def _likeliest(logits_BV: Tensor) -> Tensor:
 
 
 def check_chosen(tokens: Iterable[int], vocab_size: int) -> None:
-    """Refuse what `choose` gives for a row without a number.
+    """Raise an error if `choose` found a row without a number.
 
     Raises:
         DamageError: there is one.
@@ -231,7 +232,7 @@ def check_chosen(tokens: Iterable[int], vocab_size: int) -> None:
 def filtered(
     logits_BV: Tensor, *, temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, min_p_B: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What takes part in a draw: (probabilities fp64[B, V], largest first; their tokens; how many take part [B]).
+    """The candidates of a draw: (probabilities fp64[B, V], largest first; their tokens; number of candidates [B]).
 
     Every filter keeps a head of the sorted tokens, so together they keep the shortest. The probabilities are those
     before the filters. Each argument has one number for each row; see Sampling.
@@ -244,7 +245,7 @@ def filtered(
     within_k_B = (scaled_BV >= scaled_BV.gather(-1, last_B)).sum(-1)
     size_B = torch.where(top_k_B > 0, torch.minimum(size_B, within_k_B), size_B)
     cumulative_BV = probability_BV.cumsum(-1)
-    # The nucleus is the shortest head that reaches top_p of what top-k has left; the likeliest token is always in it.
+    # The nucleus is the shortest head that reaches top_p of what top-k left; the likeliest token is always in it.
     left_B = torch.where(top_k_B > 0, cumulative_BV.gather(-1, size_B.unsqueeze(-1) - 1).squeeze(-1), 1.0)
     nucleus_B = (cumulative_BV < (top_p_B.double() * left_B).unsqueeze(-1)).sum(-1) + 1
     size_B = torch.where(top_p_B < 1, torch.minimum(size_B, nucleus_B), size_B)
@@ -253,7 +254,7 @@ def filtered(
 
 
 def drawn(probability_BV: Tensor, token_BV: Tensor, size_B: Tensor, *, uniform_B: Tensor) -> Tensor:
-    """int64[B]: the tokens at the quantiles `uniform` of what `filtered` gives."""
+    """int64[B]: the tokens at the quantiles `uniform` of the result of `filtered`."""
     cumulative_BV, last_B = probability_BV.cumsum(-1), (size_B - 1).unsqueeze(-1)
     target_B = uniform_B.double().unsqueeze(-1) * cumulative_BV.gather(-1, last_B)
     place_B = torch.minimum((cumulative_BV <= target_B).sum(-1, keepdim=True), last_B)

@@ -1,9 +1,9 @@
-"""The log probability of given tokens: what every evaluation stands on.
+"""The log probability of given tokens, on which every evaluation is built.
 
-An evaluation asks a `Scorer`: an opened `Model`, or a run that is scored while it trains (run/evaluating.py).
+An evaluation uses a `Scorer`: an opened `Model`, or a run that is scored while it trains (run/evaluating.py).
 
-Rows are divided over the data-parallel ranks, each of them once, whatever their number; sums are fp64 and in the order
-of the rows, so that neither the number of ranks nor the batch decides them. Rows of like length share a batch.
+Rows are divided over the data-parallel ranks, each once; sums are fp64 and in the order of the rows, so that they
+depend neither on the number of ranks nor on the batch. Rows of similar length share a batch.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Scorer(Protocol):
 
     @property
     def rows(self) -> int:
-        """Of the embedding: token ids lie below."""
+        """Rows of the embedding: token ids are below."""
 
     @property
     def tokenizer(self) -> mdata.Tokenizer | None:
-        """None: only ids are scored."""
+        """The tokenizer; None: only ids are scored."""
 
     @property
     def bos(self) -> int | None:
-        """The id that begins a text; None: the tokenizer has none."""
+        """The id that begins a text; None if the tokenizer has none."""
 
     @property
     def ends(self) -> frozenset[int]:

@@ -1,8 +1,8 @@
-"""New tokens as text, piece by piece: no character is split, and a stop string is found wherever tokens cut it.
+"""Streams new tokens as text: no character is split, and a stop string is found wherever tokens cut it.
 
-A piece is given out when nothing that follows can change it: bytes of an unfinished character and the beginning of a
-possible stop string are held back. A token costs the decoding of a few tokens, not of the whole text. What is not done:
-a tokenizer whose text of a token depends on more than CONTEXT tokens before it.
+A piece is returned once no later token can change it: bytes of an unfinished character and the beginning of a possible
+stop string are held back. A token costs the decoding of a few tokens, not of the whole text. Not supported: a tokenizer
+in which the text of a token depends on more than CONTEXT tokens before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import mdata
 
 CONTEXT = 6  # tokens that are decoded before the new ones; SentencePiece drops the blank of a first word
-UNFINISHED = 3  # bytes of a character that may be there without its last one
+UNFINISHED = 3  # bytes of a character that may lack its last one
 _REPLACEMENT = "\ufffd"
 
 
@@ -21,10 +21,10 @@ class TextStream:
 
     Args:
         prompt: ids before the first new token.
-        stop: strings of which the first to appear ends the text. keep_stop: see Sampling.
+        stop: strings; the first to appear ends the text. keep_stop: see Sampling.
 
     Attributes:
-        text: all that was given out. stopped: a stop string has appeared; nothing follows.
+        text: all returned text. stopped: whether a stop string has appeared, after which nothing follows.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TextStream:
         self.text, self.stopped = "", False
 
     def add(self, token: int, *, stops: bool = True) -> str:
-        """The text that can be given out after one more token.
+        """The text that is final after one more token.
 
         Args:
             stops: whether stop strings count already (see Sampling.min_tokens).
@@ -51,7 +51,7 @@ class TextStream:
         if not fresh.endswith(_REPLACEMENT) or pending > 4 * CONTEXT:
             complete = fresh
         elif pending <= UNFINISHED:
-            complete = fresh[: self._given]  # bytes that alone are no character may change those before them
+            complete = fresh[: self._given]  # bytes that are not a character alone may change those before them
         else:
             complete = _without_unfinished(fresh)
         self._held += complete[self._given :]
@@ -63,7 +63,7 @@ class TextStream:
         return self._release(stops)
 
     def finish(self) -> str:
-        """What was held back, when no token follows."""
+        """The text that was held back, once no token follows."""
         if self.stopped:
             return ""
         rest = self._held + self._new_text()[self._given :]
@@ -116,6 +116,6 @@ def _without_unfinished(text: str) -> str:
 
 
 def _beginning_of_any(text: str, stops: Sequence[str]) -> int:
-    """The length of the longest end of the text that begins a stop string and is not all of it."""
+    """The length of the longest end of the text that is a proper prefix of a stop string."""
     most = max(map(len, stops)) - 1
     return next((n for n in range(min(most, len(text)), 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)

@@ -1,4 +1,4 @@
-"""WikiText-103 as Megatron-LM scores it: one text, detokenized, in windows that overlap; perplexity per original word.
+"""WikiText-103 as Megatron-LM scores it: one text, detokenized, in overlapping windows; perplexity per original word.
 
 The numbers are those of `tasks/main.py --task WIKITEXT103`, with three differences: an overlap beyond the sequence
 leaves tokens unscored and is refused; windows that score nothing are not computed; every window counts once, whatever
@@ -52,7 +52,7 @@ def detokenize(text: str, *, kind: str = "wiki") -> str:
         )
         return _replaced(text, pairs)
     text = text.replace("s '", "s'")
-    text = re.sub(r"/' [0-9]/", "/'[0-9]/", text)  # meant for digits; kept, because results compare only so
+    text = re.sub(r"/' [0-9]/", "/'[0-9]/", text)  # meant for digits; kept, for comparable results
     text = _replaced(text, ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")))
     text = _replaced(text, tuple((f" {mark} ", f"{mark} ") for mark in _MARKS))
     for opening, closing in ((pair[: len(pair) // 2], pair[len(pair) // 2 :]) for pair in _PAIRS):
@@ -71,10 +71,10 @@ def windows(num_tokens: int, *, sequence_length: int, overlap: int) -> list[Wind
     """The windows that score something: each token from the second on is scored in one of them.
 
     Args:
-        overlap: by how many tokens windows are shifted (Megatron's name); a window scores its last so many.
+        overlap: tokens by which windows are shifted (Megatron's name); a window scores its last `overlap` tokens.
 
     Raises:
-        UsageError: windows would leave tokens out.
+        UsageError: windows would leave tokens unscored.
     """
     if not 1 <= overlap <= sequence_length:
         raise UsageError(
@@ -82,7 +82,7 @@ def windows(num_tokens: int, *, sequence_length: int, overlap: int) -> list[Wind
             expected=f"1 to {sequence_length}; beyond it, tokens between windows are not scored",
             fix=f"--overlap {min(32, sequence_length)}, or {sequence_length} for windows side by side",
         )
-    result, scored = [], 1  # the first token is predicted by none
+    result, scored = [], 1  # the first token is never predicted
     for number in range(megatron_windows(num_tokens, overlap=overlap)):
         start = number * overlap
         stop = min(start + sequence_length + 1, num_tokens)
@@ -186,7 +186,7 @@ def read_wikitext(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file, with its line ends as they are, without a byte order mark.
+    """The text of a UTF-8 file with its original line ends, without a byte order mark.
 
     Raises:
         UsageError: it cannot be read, or is a pipe or a device. BadInputError: it is not UTF-8.
