@@ -1,9 +1,9 @@
-"""What follows a step: measuring, recording, and if due saving and evaluating; and ending the run if requested.
+"""The work after a step: measuring, recording, saving and evaluating if due, and ending the run if requested.
 
 Checkpoints are written by all ranks, before a step is evaluated: a missed evaluation is done when the run resumes. A
 step whose gradient norm is not finite changes nothing and is recorded; no checkpoint is written after it until a step
-is finite again, and ten of them in a row end the run. A step in which no token has loss changes nothing either, but
-leaves the state sound.
+is finite again, and ten of them in a row end the run. A step without loss tokens changes nothing either, but the state
+stays valid.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Callback = Callable[[FinishedStep], bool | None]
 
 
 class AfterStep:
-    """What all ranks do together between two steps.
+    """The work of all ranks between two steps.
 
     Args:
         log: of rank 0; None on the others.
@@ -77,7 +77,7 @@ class AfterStep:
         self.skipped = SkippedSteps(engine.most_overflows, smallest_scale=smallest, batch=batch)
         began_s = owner.attempt.time_s if owner.attempt else time.time()
         self.end_time = EndTime(deadlines(config.run, os.environ, began_s=began_s))
-        self.asked, self.time_up = StopVotes(), 0.0  # requests to stop that no step was ended for yet
+        self.asked, self.time_up = StopVotes(), 0.0  # requests to stop, not handled yet
         names = [component.name for component in data.train.components]
         self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names, ranks=times)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
@@ -110,7 +110,7 @@ class AfterStep:
         return evaluates(step, self.config, last=self.plan.steps) or is_due(step, self.config.run.log_interval)
 
     def measures(self, step: int) -> bool:
-        """Whether a step's line needs what only the step itself can measure."""
+        """Whether a step's line needs numbers that only the step itself can measure."""
         run = self.config.run
         return (run.log_params_norm or run.log_num_zeros) and self.records(step)
 
@@ -137,7 +137,7 @@ class AfterStep:
     def settle(
         self, now: Done, report: StepReport, *, stops: StopRequests, is_newest: bool, tokens: int
     ) -> dict[str, dict[str, float]]:
-        """All that follows a step; returns the losses of its evaluation.
+        """Do everything that follows a step; returns the losses of its evaluation.
 
         Args:
             is_newest: the state is that of this step; otherwise a later step has begun; requests then apply after it.
@@ -211,7 +211,7 @@ class AfterStep:
         return losses
 
     def _keep_the_best(self, step: int) -> None:
-        """The last evaluation may have been the best."""
+        """Keep the checkpoints with the lowest losses, after an evaluation."""
         if step == self.plan.steps and self.log is not None and self.config.checkpoint.keep_best:
             self.saver.prune()
 
@@ -233,7 +233,7 @@ class AfterStep:
         return losses
 
     def _answers(self, step: int) -> dict[str, Any]:
-        """The prompts of the configuration with what the model says to them after this step, if it is asked."""
+        """The prompts of the configuration with the model's answers after this step, if they are due."""
         settings, prompts = self.config.evaluate, self.data.prompts
         if not (prompts and scores_tasks(step, settings, last=self.plan.steps)):
             return {}
@@ -292,14 +292,14 @@ class AfterStep:
         """End the run on every rank as requested."""
         if self.log is not None:
             self.log.event("stopped", {"step": step, "saved": saved})
-        gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
+        gather_objects(None, self.engine.everyone)  # a rank that leaves earlier would look like one that crashed
         why = "it was skipped or its state is not finite"
         done = "and its checkpoint" if saved else f"without a checkpoint, because {why}"
         stop(self.asked, where=f"after step {step} {done}", deadline=self.end_time.named(self.time_up))
 
 
 def _timed(losses: Mapping[str, Mapping[str, float]], began_s: float) -> dict[str, float]:
-    """What a line says of the time of an evaluation; nothing if there was nothing to evaluate."""
+    """The entry for the duration of an evaluation; empty if there was nothing to evaluate."""
     return {"eval_s": round(time.monotonic() - began_s, 3)} if any(losses.values()) else {}
 
 

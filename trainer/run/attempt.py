@@ -2,10 +2,10 @@
 
     attempt.json    {"attempt": 7, "nonce": "5c1e...", "host": "gpu003", "process": 4711, "time_s": ..., "job": ...}
 
-The file lock of a run folder answers first, but it does not always hold: object storage has none, a network file system
-may lose it, and ranks may live on after their scheduler has given the job to other machines. So each start claims the
-folder by putting its own attempt.json there, and rank 0 compares the file before each line of metrics.jsonl and
-events.jsonl and before each checkpoint's index. The newest claim wins: an older attempt ends with a `SupersededError`.
+The file lock of a run folder comes first, but it is not reliable: object storage has none, a network file system may
+lose it, and ranks may live on after their scheduler has moved the job to other machines. So each start claims the
+folder by writing its own attempt.json, and rank 0 compares the file before each line of metrics.jsonl and events.jsonl
+and before each checkpoint's index. The newest claim wins: an older attempt ends with a `SupersededError`.
 
 A claim is atomic without locks: the file is replaced as a whole and only its nonce counts, so of two starts at the same
 moment exactly one finds its own. Storage with conditional puts numbers them one after another as well.
@@ -38,11 +38,11 @@ _LONGEST = 4096
 
 
 class SupersededError(ResourceError):
-    """A newer attempt of the run has claimed its folder; this one may write no more."""
+    """A newer attempt of the run has claimed its folder; this one must not write any more."""
 
 
 class ReplacedError(SupersededError):
-    """The same, and the newer attempt is one of the same job: that job goes on."""
+    """The same, if the newer attempt belongs to the same job, which continues."""
 
 
 class TooManyRestartsError(ResourceError):
@@ -54,9 +54,9 @@ class Attempt:
     """One start of a run, as attempt.json names it.
 
     Args:
-        attempt: counts the starts of the run from 1. nonce: tells apart two that have the same number.
+        attempt: counts the starts of the run from 1. nonce: distinguishes attempts with the same number.
         host, process: of rank 0. time_s: of the start, seconds since 1970.
-        job: of the scheduler or launcher; None: it names none. restart: how often the scheduler has requeued that job.
+        job: of the scheduler or launcher; None: unknown. restart: how often the scheduler has requeued that job.
     """
 
     attempt: int
@@ -71,7 +71,7 @@ class Attempt:
         return f"attempt {self.attempt} of process {self.process} on {self.host}" + (f" ({self.job})" * bool(self.job))
 
     def restarts(self, before: Attempt | None) -> bool:
-        """Whether the launcher or scheduler started this attempt in place of an older one, which it takes for dead."""
+        """Whether the launcher or scheduler started this attempt to replace an older one, which it considers dead."""
         if before is None or self.job is None or self.job != before.job:
             return False
         return self.restart > before.restart or self.job.startswith("torchrun ")
@@ -125,7 +125,7 @@ def newest_attempt(folder: Location) -> Attempt | None:
 
 
 def claim(folder: Location, attempt: Attempt) -> int:
-    """Claim a folder, which exists; the number of the attempt in it.
+    """Claim an existing folder; returns the attempt's number in it.
 
     Raises:
         OSError, MdataError: it cannot be written.
@@ -133,7 +133,7 @@ def claim(folder: Location, attempt: Attempt) -> int:
     while True:
         content, etag = _read(folder)
         before = _parsed(content)
-        if before is not None and before.nonce == attempt.nonce:  # a put whose answer was lost
+        if before is not None and before.nonce == attempt.nonce:  # a put whose response was lost
             return before.attempt
         number = before.attempt + 1 if before else 1
         facts = asdict(attempt) | {"attempt": number}
@@ -142,10 +142,10 @@ def claim(folder: Location, attempt: Attempt) -> int:
 
 
 def check_restarts(settings: RunSection, step: int) -> None:
-    """Refuse to start once more where run.max_restarts starts in a row came no further than this step.
+    """Refuse another start if run.max_restarts starts in a row made no progress beyond this step.
 
     Raises:
-        TooManyRestartsError: too many did; the run needs somebody to look at it.
+        TooManyRestartsError: there were too many; a person has to look at the run.
     """
     if settings.max_restarts is None:
         return
@@ -179,7 +179,7 @@ def _read(folder: Location) -> tuple[bytes | None, str | None]:
 
 
 def _replace(folder: Location, content: bytes, *, nonce: str, etag: str | None) -> bool:
-    """Put the file there; false: another attempt did so since it was read, or was in the way."""
+    """Write the file; False: another attempt wrote it since it was read, or at the same time."""
     if isinstance(folder, ObjectFolder):
         return put_if_unchanged(content, (folder / ATTEMPT).address, etag=etag, store=folder.store)
     own = folder / f".attempt-{nonce}"  # a name of its own: two starts at the same moment do not share a file

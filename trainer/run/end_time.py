@@ -1,7 +1,7 @@
-"""Ending at a known time: with a checkpoint and exit code 75, before a time limit kills the run.
+"""Ends a run at a known time, with a checkpoint and exit code 75, before a time limit kills it.
 
-`deadlines` reads the times from the settings and from Slurm's environment; `EndTime` says on rank 0 that one has come.
-Rank 0's clock decides for all: its word goes with the sums of a step, so that all ranks end after the same one.
+`deadlines` reads the times from the settings and from Slurm's environment; `EndTime` notices on rank 0 that one has
+come. Rank 0's clock decides for all: its vote is summed with a step, so that all ranks end after the same one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from trainer.config.sections import RunSection
 
 MARGIN_S = 60.0  # before a time limit that kills, besides what a save and two steps take
-STEPS = 32  # of which the slowest counts
+STEPS = 32  # the slowest of these counts
 ENDS = 2.0  # the least vote of rank 0 that ends the run; 1.0 asks for a checkpoint
 
 
@@ -23,8 +23,8 @@ class Deadline(NamedTuple):
     """A time at which a run ends.
 
     Args:
-        at_s: seconds since 1970. why: "run.exit_at=...". kills: whether somebody ends the run at that time, so that
-            the checkpoint has to be complete before. is_last: whether no later start may pass it.
+        at_s: seconds since 1970. why: "run.exit_at=...". kills: whether the run is killed at that time, so that the
+            checkpoint must be complete before. is_last: whether no later start may pass it.
     """
 
     at_s: float
@@ -76,7 +76,7 @@ def deadlines(run: RunSection, env: Mapping[str, str], *, began_s: float) -> lis
 
 
 class EndTime:
-    """Says when the run ends, on the rank whose clock counts.
+    """Tells when the run ends, on the rank whose clock counts.
 
     Args:
         deadlines: see `deadlines`. clock: seconds since 1970.
@@ -90,7 +90,8 @@ class EndTime:
     def margin_s(self, save_s: float) -> float:
         """How long before a time limit that kills the last save begins.
 
-        Two steps: the one that is running, and the one that says so. Saves differ, and other jobs that reach their
+        Two steps: the one that is running, and the one that carries the vote. Saves differ, and other jobs that reach
+            their
         limits may save at the same time.
         """
         return MARGIN_S + 2 * save_s + 2 * max(self._steps, default=0.0)

@@ -1,8 +1,8 @@
 """A model, its buffers and its optimizer on one rank: everything that a step, a validation or a checkpoint needs.
 
-`Engine` is the one place where a plan becomes tensors. The rest are the verbs: `step` trains on one global batch,
-`evaluate` sums the loss without gradients, `load` takes the state of a checkpoint of any layout; saving.py writes one.
-The loop around them is train.py; what is generated from the weights is tasks/generate.py.
+`Engine` is the one place where a plan becomes tensors. `step` trains on one global batch, `evaluate` sums the loss
+without gradients, `load` reads the state of a checkpoint of any layout; saving.py writes one. The loop around them is
+train.py; text generation is in tasks/generate.py.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Engine:
 
     @property
     def _real_multiple(self) -> int:
-        """Of the tokens of a microbatch without its padding; 0: no kernel is fast for rows that are not whole."""
+        """The multiple of the real tokens of a microbatch; 0: padding is computed, as no kernel is fast without it."""
         is_wide = self.config.precision.dtype not in ("bf16", "fp16")
         if is_wide or self.config.model.attention_dropout or self.world.device.type != "cuda":
             return 0
@@ -262,7 +262,7 @@ class Engine:
         has_loss = self.plan.pipeline.stage_ranks[-1] == self.world.groups["pp"].rank
         means = torch.full_like(counts[1:2], len(microbatches) * has_loss)
         divisor = means if own_means else counts[1:2]
-        # What all tp ranks know alike is said by the first of them; microbatches are the same on all cp ranks.
+        # Numbers that are equal on all tp ranks count on the first; microbatches are the same on all cp ranks.
         sums = torch.cat((divisor, counts)) * float(self.tp.rank == 0)
         sums[0] *= float(not own_means or self.cp.rank == 0)
         totals = torch.cat((sums, numbers_beside(votes(), sums)))
@@ -309,7 +309,7 @@ class Engine:
         return dict(zip(self.counts, parts, strict=True))
 
     def _moment(self) -> Moment:
-        """A moment of this rank's device; None where there are no other ranks to wait for."""
+        """A time stamp of this rank's device; None without other ranks to wait for."""
         if self.world.world_size == 1:
             return None
         if self.world.device.type != "cuda":
@@ -520,7 +520,7 @@ class Engine:
         return OwnedState(owned, {axis: group.rank for axis, group in self.world.groups.items()})
 
     def with_scale(self, run: RunState) -> RunState:
-        """The run's state with the loss scale of this engine, what FP8 remembers, and the hash of frozen weights."""
+        """The run's state with this engine's loss scale, its state of FP8 scaling, and the hash of frozen weights."""
         run = replace(run, base=self.base)
         if self.scaler is not None:
             run = replace(run, scaler=self.scaler.to_numbers())
@@ -537,7 +537,7 @@ class Engine:
             data: the training data; recorded, so that a run that continues can refuse other data.
 
         Raises:
-            MdataError: a rank could not write; no rank goes on, nothing that looks finished is left.
+            MdataError: a rank could not write; all ranks stop, and nothing that looks finished is left.
         """
         run = RunState(
             step=step,
@@ -577,7 +577,7 @@ class Engine:
 
     @out_of_memory_in("reading the first weights", fix=MORE_RANKS)
     def _read_first_state(self, folder: Location, *, moments: bool) -> None:
-        """Begin with the weights of another run, or its moments, too; an error of one rank is raised by all."""
+        """Begin with the weights of another run, optionally with its moments; an error of one rank is raised by all."""
         wanted = self.optimizer.holds if moments else {"weight": self.optimizer.holds["weight"]}
         wanted = {**wanted, **self._buffers_held}
         if self.buffers.frozen.runs:

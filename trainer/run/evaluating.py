@@ -81,7 +81,7 @@ def evaluate_sets(
 
 
 def predict(engine: Engine, dataset: mdata.Dataset, samples: np.ndarray, *, progress: Progress = SILENT) -> Predicted:
-    """What the model says of labelled rows, each computed once whatever the layout; the same on all ranks."""
+    """The predictions for labelled rows, each computed once in any layout; the same on all ranks."""
     plan, dp, kind = engine.plan, engine.dp, dataset.options.kind
     assert isinstance(kind, mdata.Classify), "labelled rows"
     classes = class_names(family_of(engine.config).classes(engine.config) or (), kind.choices)
@@ -91,7 +91,7 @@ def predict(engine: Engine, dataset: mdata.Dataset, samples: np.ndarray, *, prog
         places = np.arange(len(samples))[dp.rank :: dp.size]
         for first in range(0, per_rank, plan.micro_batch):
             mine = places[first : first + plan.micro_batch]
-            numbers = mine if len(mine) else np.array([-1])  # all ranks compute as many
+            numbers = mine if len(mine) else np.array([-1])  # the same number on all ranks
             batch = collate(dataset, samples[mine] if len(mine) else samples[:1])
             yield engine.microbatch(batch, components=numbers)
             progress.advance(0, to_evaluate=max(0, len(samples) - (first + plan.micro_batch) * dp.size))
@@ -156,7 +156,7 @@ class RunScorer:
 
     @property
     def rows(self) -> int:
-        """Ids that the model knows."""
+        """Number of ids of the model."""
         return self.engine.plan.vocab_size
 
     @property
@@ -188,10 +188,10 @@ class RunScorer:
         return [scores[i] for i in range(len(spans))]
 
     def answers(self, prompts: Sequence[Prompt], *, most: int) -> list[str]:
-        """What the model says to each prompt, on all ranks: always the likeliest token, and whole rows for each.
+        """The answer to each prompt, on all ranks: always the likeliest token, recomputing the whole row for each.
 
         Args:
-            most: tokens of an answer, which also ends with the row.
+            most: limit on the tokens of an answer, which also ends with the row.
         """
         assert self.tokenizer is not None, "read_prompts refuses prompts without a tokenizer"
         texts = [list(prompt.ids) for prompt in prompts]

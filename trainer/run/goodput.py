@@ -1,9 +1,9 @@
-"""Goodput: the share of a run's time that went into steps which it kept, and where the rest went.
+"""Goodput: the share of a run's time that went into steps that it kept, and where the rest went.
 
-Pure; computed from what the run folder holds of all its starts: events.jsonl, metrics.jsonl, and the lines that were
-put aside when the run went back (`tally_of` in metrics.py reads them). `Tally` takes events and lines in the order of
-their times, so that a run can also add its own as it writes them. Steps after the last line before a kill left no
-trace; their time counts as part of the restart.
+Pure; computed from the files of all starts in the run folder: events.jsonl, metrics.jsonl, and the lines that were put
+aside when the run went back (`tally_of` in metrics.py reads them). `Tally` takes events and lines in the order of their
+times, so that a run can also add its own as it writes them. Steps between the last line and a kill leave no trace;
+their time counts as part of the restart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Goodput:
     Args:
         wall_s: from the beginning of its first start to the last line or event.
         kept_s: in steps that were kept, without waiting for data. stall_s: waiting for data in those steps.
-        lost_s: in steps that were done again, or not any more. lost_steps: how many.
+        lost_s: in steps that were repeated or discarded. lost_steps: their number.
         save_s: steps waited for a checkpoint.
         start_s: setting up the first start, and from the last sign of each later one to the beginning of the next's
             steps. starts: how many.
@@ -44,7 +44,7 @@ class Goodput:
 
     @property
     def other_s(self) -> float:
-        """Evaluations, copies of checkpoints, and what is between steps."""
+        """Evaluations, copies of checkpoints, and everything else between steps."""
         parts = self.kept_s + self.stall_s + self.lost_s + self.save_s + self.start_s
         return max(0.0, self.wall_s - parts)
 
@@ -66,7 +66,7 @@ class Goodput:
 
 
 class _Line(NamedTuple):
-    """What a line of metrics.jsonl says of the steps since the line before it."""
+    """The steps of a line of metrics.jsonl, since the line before it."""
 
     step: int
     samples: int

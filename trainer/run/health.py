@@ -1,4 +1,4 @@
-"""A short look at every rank before step 1: does its device answer, is it as fast as the others, are all set up alike.
+"""A short check of every rank before step 1: does its device answer, is it as fast as others, is its setup the same.
 
 Each rank measures itself (`measure`), all are gathered, and `findings`, a pure function, compares them with the median
 of the same kind of device and with the best median that this run folder has seen (health.json). Devices are timed on
@@ -56,14 +56,14 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankHealth:
-    """What a rank says of itself.
+    """The measurements of a rank.
 
     Args:
         device: "cuda:0 (NVIDIA H200)". kind: "NVIDIA H200"; those of one kind are compared.
         clock_s: seconds since 1970, read by all ranks at about the same moment.
         figures: by the names of `_NAMES`; empty on a CPU.
         links: GB/s to and from ranks of other hosts, by rank.
-        setup: what has to be the same on all ranks, by name: versions, and hashes of files.
+        setup: versions and hashes of files, by name, which must be the same on all ranks.
     """
 
     rank: int
@@ -77,13 +77,13 @@ class RankHealth:
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """The rank's name in messages."""
         return f"rank {self.rank} on {self.host}, {self.device}"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be; `far`: far off. `host`: the one to exclude; None: no single one."""
+    """A problem; `far`: whether it is far off. `host`: the one to exclude; None if it is not a single one."""
 
     text: str
     far: bool
@@ -91,7 +91,7 @@ class Finding:
 
 
 def findings(ranks: Sequence[RankHealth], stored: Mapping[str, Mapping[str, float]]) -> list[Finding]:
-    """What is wrong, the worst first. A pure function.
+    """The problems, the worst first. A pure function.
 
     Args:
         ranks: all of the run. stored: the best medians of earlier starts, by kind of device.
@@ -186,7 +186,7 @@ def measure(config: RunConfig, world: World, *, data_id: str) -> RankHealth:
         free, _ = torch.cuda.mem_get_info(device)
         figures = {"free_gib": free / 2**30, **_rates(world)}
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)  # metrics say what the run takes
+        torch.cuda.reset_peak_memory_stats(device)  # metrics have the memory of the run
     shared = replace(config, run=replace(config.run, folder=""))  # without a common disk each machine has its own
     answer = torch.ones(2, device=device).sum().item()
     assert answer == 2.0, f"{device} adds 1 and 1 to {answer}"
@@ -279,7 +279,7 @@ def _seconds(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def _hash_of_program() -> str:
-    """Of the Python files of the trainer and of mdata: machines may have different installations of one version."""
+    """A hash of the Python files of trainer and mdata: machines may have different installations of one version."""
     hasher, root = blake3(), Path(__file__).resolve().parents[2]
     for path in sorted(path for room in ("trainer", "mdata") for path in (root / room).rglob("*.py")):
         hasher.update(path.read_bytes())
@@ -287,7 +287,7 @@ def _hash_of_program() -> str:
 
 
 def check_health(config: RunConfig, world: World, *, data_id: str) -> list[str]:
-    """Look at all ranks, as run.health says; what was found, for people, the same on all ranks.
+    """Check all ranks according to run.health; returns the findings as text, the same on all ranks.
 
     Rank 0 keeps the figures and the hosts to exclude in the run folder.
 
@@ -318,7 +318,7 @@ def check_health(config: RunConfig, world: World, *, data_id: str) -> list[str]:
 
 
 def _stored(folder: Path) -> dict[str, dict[str, float]]:
-    """The figures of earlier starts; none where they cannot be read."""
+    """The figures of earlier starts; none if they cannot be read."""
     with suppress(OSError, ValueError):
         kinds = json.loads((folder / FIGURES).read_bytes())
         if isinstance(kinds, dict) and all(isinstance(figures, dict) for figures in kinds.values()):

@@ -1,7 +1,7 @@
-"""What a rank reports to the others, and what the heartbeats of ranks mean for a run.
+"""The heartbeat that a rank sends to the others, and the conclusions for the run.
 
 Pure: watchdog.py sends and reads the heartbeats. A rank that sends no new ones is lost; if all wait and none moves,
-they wait for each other; one that works on its own while all others wait is only named.
+they wait for each other; a rank that works while all others wait is only named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Heartbeat:
     """The report that a rank sends to the others every few seconds.
 
     Args:
-        number: of its heartbeats so far; 0: none came yet.
+        number: of its heartbeats so far; 0: none has arrived yet.
         still: how many of them, including the last, found it at the same position.
         waits: for other ranks, or for its device. left: it has ended normally.
         where, peers: for messages: its position, and the ranks of the group that it communicates in.
@@ -167,7 +167,7 @@ def not_started(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], 
 
 
 def held_up_by(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
-    """The ranks that work on their own while all others have waited for a long time. A pure function."""
+    """The ranks that still work while all others have waited for a long time. A pure function."""
     here = [rank for rank, heartbeat in heartbeats.items() if not heartbeat.left]
     busy = [rank for rank in here if not heartbeats[rank].waits]
     waiting = [rank for rank in here if heartbeats[rank].waits]
@@ -175,7 +175,7 @@ def held_up_by(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
 
 
 def places(heartbeats: Sequence[tuple[int, Heartbeat]], *, last: bool = False) -> str:
-    """Where ranks are, grouped by position; of many positions the rarest, which show the difference.
+    """Positions of ranks, grouped; of many positions the rarest, which show the difference.
 
     Groups of ranks are named unless that makes too many positions, and hosts if there are several.
     """
@@ -225,7 +225,7 @@ def numbers(ranks: Sequence[int]) -> str:
 
 
 def on_hosts(heartbeats: Sequence[Heartbeat]) -> str:
-    """Where ranks run, behind their numbers: " on gpu017"; "" where it is not known, or they are many."""
+    """The hosts of ranks, to follow their numbers: " on gpu017"; "" if unknown, or too many."""
     hosts = list(dict.fromkeys(heartbeat.host for heartbeat in heartbeats))
     return f" on {', '.join(hosts)}" if all(hosts) and len(hosts) <= SHOWN else ""
 

@@ -1,12 +1,12 @@
-"""Starting the ranks of a run on this machine, and bringing their errors back as one.
+"""Starts the ranks of a run on this machine, and reports their errors as one.
 
 `launch` starts a command N times; each process finds its place in the environment (`world.find_placement`), as it
-would under torchrun. torchrun's launcher itself is not used: a signal ends it by an exception wherever it happens to
-be, and such an exception may be lost. What is unusual: a rank does not print its error but leaves a report in a folder,
-and `launch` raises the error that came first in cause: when one rank fails, the others lose their connection and
-complain as well, and a user should not have to read that. A rank dies with its parent, so that no orphan goes on
-writing checkpoints. Ctrl-C and SIGTERM are handed on to the ranks, which write a checkpoint and end; there is no limit
-to the time that this takes. Nothing is restarted: run the command again to continue.
+would under torchrun. torchrun's launcher is not used: a signal raises an exception at any point of it, which may be
+lost. What is unusual: a rank does not print its error but leaves a report in a folder, and `launch` raises the error
+that came first in cause: when one rank fails, the others lose their connection and complain as well, and a user should
+not have to read that. A rank dies with its parent, so that no orphan goes on writing checkpoints. Ctrl-C and SIGTERM
+are passed on to the ranks, which write a checkpoint and end, in whatever time that takes. Nothing is restarted: run the
+command again to continue.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LAUNCHER_PATIENCE_S = 30  # from the launcher's SIGTERM to its SIGKILL, once one
 
 
 class RankFault(RuntimeError):
-    """A rank failed by a fault of ours; the message names it, a note holds its traceback."""
+    """A rank failed because of a bug; the message names it, and a note has its traceback."""
 
 
 class SilentRanksError(ResourceError):
@@ -62,11 +62,11 @@ class SilentRanksError(ResourceError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankReport:
-    """How one rank ended badly.
+    """How a rank failed.
 
     Args:
         exit_code: the documented one; negative: minus the signal that killed it.
-        message: for the user. trace: for us.
+        message: for the user. trace: for developers.
         time_s: on the machine's monotonic clock.
         lost: it ended because another rank was gone.
     """
@@ -80,7 +80,7 @@ class RankReport:
 
 
 def default_nproc(config: RunConfig) -> int:
-    """Ranks where the user names no number: one for each visible GPU; without any, as few as [mesh] needs."""
+    """The default number of ranks: one for each visible GPU; without GPUs, as few as [mesh] needs."""
     import torch
 
     return torch.cuda.device_count() or least_ranks(config.mesh)
@@ -89,11 +89,11 @@ def default_nproc(config: RunConfig) -> int:
 def preflight(
     read: ReadConfig, world_size: int, *, where: str, progress: Progress = SILENT, needs_libraries: bool = True
 ) -> None:
-    """Find every problem of a run that can be known before a rank is started.
+    """Find every problem of a run that can be found before a rank is started.
 
     Args:
         where: the configuration's name in the message.
-        progress: is notified of arrays that are built; the ranks find them.
+        progress: receives notes on arrays that are built, which the ranks then find.
         needs_libraries: see `survey`.
 
     Raises:
@@ -107,15 +107,15 @@ def preflight(
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What can be known of a run before it is started.
+    """The findings on a run before it is started.
 
     Args:
         problems: all of them, one text each; none: the run can start.
-        start: where and how it goes on; None where its data or its checkpoint does not let it.
-        facts: of the data; None where it cannot be opened.
+        start: where and how it continues; None if its data or its checkpoint does not allow it.
+        facts: of the data; None if it cannot be opened.
         nearest: the settings to change for the nearest layout that works, by section.key; {}: the layout works.
         here: problems of this machine (the run's folders, the trackers' libraries), where the run is to be on others.
-        unchecked: why more problems may appear when these are solved; None: these are all.
+        unchecked: why solving these may reveal more problems; None: these are all.
         kind: of the error, from the worst problem.
     """
 
@@ -148,8 +148,8 @@ def survey(
 
     Args:
         every_byte: whether checkpoint.load="latest-valid" compares every byte, or only what is fast to read.
-        elsewhere: the run is to be on other machines, whose disks and libraries this one need not have.
-        needs_libraries: whether the trackers' libraries have to be here; a container may have them instead.
+        elsewhere: the run will be on other machines, whose disks and libraries this one need not have.
+        needs_libraries: whether the trackers' libraries must be installed here; a container may have them instead.
 
     Raises:
         MdataError: the data or the checkpoint is damaged, and nothing else is wrong.
@@ -184,7 +184,7 @@ def survey(
             facts = data.facts
         if not (addresses or wrong):
             seen = found_by_one(config, every_byte=every_byte)
-            # A length that is given twice, or not at all, is for `check` to say: no end of a schedule follows from it.
+            # `check` reports a length that is given twice or not at all; the ends of schedules do not follow from it.
             if data is not None and len(given_lengths(config.train)) == 1:
                 start = find_start(config, data, point=seen)
             else:
@@ -236,7 +236,7 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
         reports: an empty folder, for the ranks' reports.
 
     Raises:
-        MdataError: what the first failing rank reported. RankFault: the same, for a fault of ours.
+        MdataError: the error of the first failing rank. RankFault: the same, for a bug.
         KeyboardInterrupt: Ctrl-C; no rank is left. StoppedError: SIGTERM; no rank is left.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -248,12 +248,12 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
         with requests.heard():
             for rank in range(nproc):
                 environment = rank_environment(rank, nproc, store.port)
-                # Ctrl-C in a terminal reaches the launcher alone, which hands it on.
+                # Ctrl-C in a terminal reaches only the launcher, which passes it on.
                 ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
             while not requests.end and None in (codes := [process.poll() for process in ranks]) and not any(codes):
                 time.sleep(POLL_S)
-            # Once more: a rank that complains may have been seen before the one that it lost. What ends after this was
-            # ended here, and explains nothing.
+            # Once more: a rank may be seen before the lost rank of which it complains. Ranks that end after this were
+            # ended here, and explain nothing.
             codes = [process.poll() for process in ranks]
             _end(ranks, requests)
     finally:
@@ -303,13 +303,13 @@ def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals) ->
 
 
 class _Requests:
-    """Signals to the launcher. They are noted and raise nothing: an exception in the middle of anything may be lost.
+    """Signals to the launcher. They are recorded and raise nothing: an exception at an arbitrary point may be lost.
 
-    SIGTERM and Ctrl-C are handed on to the ranks once all of them listen. Before that, and at a second Ctrl-C, the
+    SIGTERM and Ctrl-C are passed on to the ranks once all of them listen. Before that, and at a second Ctrl-C, the
     launcher has to end the ranks; the same holds for SIGHUP and SIGQUIT.
 
     Attributes:
-        handed_on: the signal that was handed on first.
+        handed_on: the first signal that was passed on.
         end: the signal to end the ranks with.
         count: of the signals that ask to end them.
     """
@@ -322,7 +322,7 @@ class _Requests:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """A context in which signals are noted; those that the process ignores (nohup) stay ignored."""
+        """A context in which signals are recorded; those that the process ignores (nohup) stay ignored."""
         before = {}
         for number in (*HEARD, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -348,12 +348,12 @@ class _Requests:
 
 
 def listen(reports: Path, *, rank: int) -> None:
-    """To be called by a rank when its handlers of signals are in place: `launch` hands them on from now on."""
+    """Called by a rank once its signal handlers are installed: from now on `launch` passes signals on."""
     atomic_io.atomic_write(reports / f"listens-{rank}", str(os.getpid()).encode())
 
 
 def _raise_stopped(reports: Path, number: signal.Signals) -> NoReturn:
-    """End as a signal asks for, unless a rank failed at something else meanwhile, such as saving to a full disk."""
+    """End as the signal requests, unless a rank failed for another reason meanwhile, such as a full disk."""
     rank_reports = read_reports(reports)
     stops = (INTERRUPTED, StoppedError.exit_code)
     if failed := [r for r in rank_reports if r.exit_code > 1 and r.exit_code not in stops and not r.lost]:
@@ -361,18 +361,18 @@ def _raise_stopped(reports: Path, number: signal.Signals) -> NoReturn:
     if number == signal.SIGINT:
         raise KeyboardInterrupt from None
     stopped = [report for report in rank_reports if report.exit_code == StoppedError.exit_code]
-    # The signal was for all: not what a rank says of itself alone.
+    # The signal was for all, so the message of a single rank is not shown.
     if of_all := [report for report in stopped if not report.message.startswith("rank ")]:
         _raise(of_all[0])
     raise StoppedError(f"stopped by {number.name}", fix="run the same command again to continue") from None
 
 
 def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int]) -> RankReport:
-    """The report to show: what explains the other ranks' ends.
+    """The report to show: the one that explains the other ranks' ends.
 
     A rank that was stopped before any other had ended was stopped from outside, and nothing else has to be explained.
-    Otherwise errors with a documented exit code come first, then ranks that a signal ended without a word, faults of
-    ours, connections to another rank that were lost, and ranks that were asked to stop; earlier before later.
+    Otherwise errors with a documented exit code come first, then ranks killed by a signal, bugs, lost connections to
+    other ranks, and ranks that were asked to stop; earlier before later.
 
     Args:
         exit_codes: by rank, of those that had ended badly before the launcher ended the others; negative: minus a
@@ -405,14 +405,14 @@ def _asked_to_stop(report: RankReport) -> bool:
 
 
 def rank_process() -> None:
-    """To be called first by a process that `launch` started: it shall die with its parent (Linux only)."""
+    """Called first by a process that `launch` started: makes it die with its parent (Linux only)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def explained_end(error: BaseException, *, rank: int) -> tuple[BaseException, int, str]:
-    """A rank's error as one for users, the exit code that belongs to it, and the message."""
+    """A rank's error in a form for users, its exit code, and the message."""
     explained = explain_os_error(error) if isinstance(error, OSError) else error
     if isinstance(explained, MemoryError):
         explained = ResourceError("out of memory", fix="use a smaller train.micro_batch")
@@ -424,7 +424,7 @@ def explained_end(error: BaseException, *, rank: int) -> tuple[BaseException, in
 
 
 def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
-    """Leave a rank's error for `launch`, kill the others that it names, and return the exit code that belongs to it."""
+    """Write a rank's error for `launch`, kill other ranks that it names, and return the exit code."""
     explained, code, message = explained_end(error, rank=rank)
     report = RankReport(
         rank=rank,

@@ -53,7 +53,7 @@ def device_text(device: torch.device) -> str:
 
 
 def step_text(values: Mapping[str, Any], *, eta_s: float | None = None) -> str:
-    """The measurements of a step in one line; what is unknown is left out.
+    """The measurements of a step in one line; unknown values are left out.
 
     Args:
         values: a line of metrics.jsonl, and with it `steps`, of the whole run, and `device`, "cuda" or "cpu".

@@ -1,9 +1,9 @@
-"""What a start does that has fewer ranks than the start before it, because a node was lost: run.on_lost_node.
+"""Handles a start with fewer ranks than the one before, because a node was lost: run.on_lost_node.
 
-Nothing shrinks in place: the ranks that are left have ended (watchdog.py), and the launcher or scheduler has started
-the job again with the nodes that it has, as `torchrun --nnodes=MIN:MAX` and `sbatch --nodes=MIN-MAX` do.
-`after_lost_node` is called by every rank before the ranks join, with the same configuration and run folder, so that all
-decide alike. A start of another job, by hand for example, is never taken for one.
+A running job never shrinks: the remaining ranks have ended (watchdog.py), and the launcher or scheduler has restarted
+the job with the nodes that it has, as `torchrun --nnodes=MIN:MAX` and `sbatch --nodes=MIN-MAX` do. `after_lost_node` is
+called by every rank before the ranks join, with the same configuration and run folder, so that all decide alike. A
+start of another job, for example by hand, does not count.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TOLD_S = 60.0  # between notes of a start that waits
 
 
 class LostNodeError(StoppedError):
-    """A node is lost and the run stops; its launcher must not start it again in this job."""
+    """A node is lost and the run stops; its launcher must not restart it in this job."""
 
 
 class NodesAwaitedError(StoppedError):
-    """A node is lost, and the next start shall have as many as before.
+    """A node is lost, and the next start must have as many ranks as before.
 
     Attributes:
         world_size: of that start.
@@ -39,7 +39,7 @@ class NodesAwaitedError(StoppedError):
 
 
 def lost_ranks(config: RunConfig, world_size: int, *, env: Mapping[str, str]) -> int:
-    """How many ranks fewer than the largest start of the same job this one has; 0: none, or it is another job."""
+    """How many ranks this start lacks, compared with the largest one of the same job; 0 also for another job."""
     folder = Path(config.run.folder)
     attempt = this_attempt(env)
     if not folder.is_dir() or not attempt.restarts(newest_attempt(folder)):
@@ -57,11 +57,11 @@ def after_lost_node(
     planned: int = 0,
     pause: Callable[[float], None] = time.sleep,
 ) -> RunConfig:
-    """The configuration to go on with.
+    """The configuration to continue with.
 
     Args:
         world_size: of this start. tell: prints a line for the user. pause: waits for some seconds.
-        planned: for how many ranks the job asked at most; a first start may have fewer already.
+        planned: the most ranks that the job asked for; a first start may already have fewer.
 
     Raises:
         LostNodeError: run.on_lost_node="stop". NodesAwaitedError: "wait", and it is the launcher's script that waits.
@@ -113,7 +113,7 @@ def wait_for_nodes(
     tell: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> NoReturn:
-    """Wait until torchrun ends this rank, which it does to start all anew when a node joins; elsewhere, end with 75."""
+    """Wait until torchrun ends this rank to restart all ranks when a node joins; otherwise end with exit code 75."""
     fix = "the same command continues once all nodes are there"
     if "TORCHELASTIC_RUN_ID" not in env:
         error = NodesAwaitedError(f'{left}, and run.on_lost_node="wait"', fix=fix)

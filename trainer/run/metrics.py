@@ -94,7 +94,7 @@ class MetricsWriter:
             self._tell(text)
 
     def alive(self) -> None:
-        """A step without a line: the time of the file says that the run goes on, for mtrain status and trackers."""
+        """Update the file's time after a step without a line, so that mtrain status and trackers see progress."""
         now_s = time.monotonic()
         if now_s - self._alive_s >= ALIVE_S:
             self._alive_s = now_s
@@ -125,7 +125,7 @@ class MetricsWriter:
             self.close()
 
     def _record_end(self, error: BaseException) -> None:
-        """How the run ends, for trackers; nothing where a newer attempt has taken the folder, or the disk is full."""
+        """Record how the run ends, for trackers, unless a newer attempt has taken the folder or the disk is full."""
         stopped = isinstance(error, KeyboardInterrupt | StoppedError)
         text = next(iter(str(error).splitlines()), "") or type(error).__name__
         with suppress(OSError, MdataError):
@@ -167,7 +167,7 @@ def read_metrics(folder: Path, *, name: str = METRICS) -> list[dict[str, Any]]:
 
 
 def last_metrics(folder: Path, num_bytes: int = 1 << 19) -> list[dict[str, Any]]:
-    """The last lines of metrics.jsonl, as many as fit into so many bytes, so that it takes as long for any run.
+    """The last lines of metrics.jsonl that fit into this many bytes, so that the cost does not grow with the run.
 
     Raises:
         DamageError: as `read_metrics`.
@@ -181,7 +181,7 @@ def last_metrics(folder: Path, num_bytes: int = 1 << 19) -> list[dict[str, Any]]
 
 
 def parse_line(line: bytes, path: Path) -> dict[str, Any]:
-    """A line of metrics.jsonl that was read somewhere in the file.
+    """Parse a line of metrics.jsonl.
 
     Raises:
         DamageError: as `read_metrics`.
@@ -198,7 +198,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def tally_of(folder: Path, sequence_length: int, *, background: bool = True) -> Tally:
-    """The sums of what a run folder holds.
+    """The tally of all starts in a run folder.
 
     Raises:
         DamageError: a line that is not JSON.

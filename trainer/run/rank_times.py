@@ -1,8 +1,8 @@
 """How the ranks of a run differ: step time, waiting for other ranks, waiting for data; and which are slowest.
 
-Each rank's times travel with its heartbeats (watchdog.py), so that no step waits for them; rank 0 summarizes the latest
-in metrics.jsonl. Step times are nearly equal, since ranks wait for each other: a slow rank is the one that waits least.
-Pure, except for `RankTimes`, through which the two threads of a rank exchange values.
+Each rank's times are sent with its heartbeats (watchdog.py), so that no step waits for them; rank 0 summarizes the
+latest in metrics.jsonl. Step times are nearly equal, since ranks wait for each other: a slow rank is the one that waits
+least. Pure, except for `RankTimes`, through which the two threads of a rank exchange values.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def summary(ranks: Mapping[int, RankTime]) -> dict[str, Any]:
     by_time: dict[str, Any] = {}
     for name in StepTimes._fields:
         values = {rank: getattr(of_rank.times, name) for rank, of_rank in ranks.items()}
-        # A rank that is waited for waits least itself.
+        # The rank for which others wait waits least itself.
         worst = sorted(values, key=lambda rank: (values[rank] if name == "sync_s" else -values[rank], rank))
         by_time[name] = {
             "min": min(values.values()),

@@ -1,8 +1,8 @@
 """The reference model of DPO: log probabilities of all conversations under the first weights, computed once.
 
-They are kept in reference.npz of the run folder, with a hash of the weights and the identities of the data sets: a run
-that continues reads them, and a first start reads them only if both are its own. Conversations have numbers that depend
-on corpus, split and packing alone (mdata/samples/chat.py), so they fit any order of samples, epoch and layout.
+They are stored in reference.npz in the run folder, with a hash of the weights and the identities of the data sets: a
+run that continues reads them; a first start reads them only if both match. Conversations have numbers that depend on
+corpus, split and packing alone (mdata/samples/chat.py), so they fit any order of samples, epoch and layout.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def references(config: RunConfig, data: RunData, *, engine: Engine, is_first: bo
     """Read them, or compute them by the engine and write them.
 
     Args:
-        is_first: whether the engine has the first weights; otherwise the file is there.
+        is_first: whether the engine has the first weights; otherwise the file exists.
     """
     world, sets = engine.world, _sets(data)
     if world.is_main and (left_out := data.train.pairs_left_out):

@@ -41,8 +41,8 @@ from trainer.plan.stages import rank_parameters
 from trainer.run.engine import Engine
 
 RUN = 3  # microbatches that are run: the first, one for all between, the last
-UPDATE = "update"  # what a rank does behind its last action
-COUNT = ""  # what it does before its first: it counts what the step reads
+UPDATE = "update"  # after a rank's last action
+COUNT = ""  # before its first action: it counts the tokens of the step
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +271,7 @@ def _message(schedule: Schedule, action: Action, event: Event) -> Entry:
 
 
 def _what(event: Event) -> Hashable:
-    """What must be equal on all members of a group; over "stage", parts of matrices of many sizes are sent."""
+    """The part of an operation that must be equal on all members of a group; over "stage" sizes differ."""
     tensors = tuple(dtype for dtype, _ in event.tensors) if event.axis == "stage" else event.tensors
     return event.operation, tensors
 

@@ -1,4 +1,4 @@
-"""Continuing from a checkpoint: which settings must not differ, and which may and are reported.
+"""Continues from a checkpoint: some settings must not differ; changes of others are reported.
 
 `find_start` reads the run folder's newest checkpoint and decides how the run starts: another model or another order of
 data is refused; every other setting that differs is reported. Unusual: without optimizer.decay_*, the horizon of the
@@ -211,7 +211,7 @@ def done_in(run: RunState) -> Done:
 
 
 def _first_start(config: RunConfig, data: RunData) -> Start:
-    """How a run without a checkpoint starts: at step 1, or from where checkpoint.init_from was."""
+    """The start of a run without a checkpoint: at step 1, or where checkpoint.init_from ended."""
     rows, made = config.model.vocab_size or data.facts.vocab_size or 0, data.train.tokenizer
     files = data.train.tokenizer_files
     can_be_loaded = made is not None and (bool(files) or made.type in WITHOUT_FILES)
@@ -327,9 +327,7 @@ def check_agreed(start: Start, *, world: World) -> None:
 
 
 def with_horizon(config: RunConfig, before: RunConfig | None) -> RunConfig:
-    """The configuration with the ends of its schedules written out: its own, else those of the run so far, else that
-    of the run.
-    """
+    """The configuration with explicit ends of schedules: its own, else those of the run so far, else the run's end."""
     optimizer = config.optimizer
     keys = horizon(config, before, prefix="decay_")
     if optimizer.weight_decay_schedule != "constant":
@@ -361,7 +359,7 @@ def _seen_notes(resume_point: ResumePoint, index: Index) -> Iterator[str]:
 
 
 def _length_notes(config: RunConfig, data: RunData, run: RunState) -> Iterator[str]:
-    """That another length of the run gives another data id in Megatron's order."""
+    """A note if another length of the run changes the data id, in Megatron's order."""
     before = other_length(data.train, run.data)
     if before is not None:
         (unit,) = given_lengths(config.train)
@@ -552,7 +550,7 @@ def _frozen_conflict(config: RunConfig) -> Iterator[UsageError]:
 
 
 def _function(config: RunConfig, data: RunData | None) -> dict[str, Any]:
-    """What decides the model's function: see `Family.function`."""
+    """The settings that decide the model's function: see `Family.function`."""
     vocab_size = config.model.vocab_size or (data and data.facts.vocab_size)
     if not vocab_size:
         return {}

@@ -1,7 +1,7 @@
 """The files of a run folder and of each checkpoint that do not change during a run; the folder's lock and claim.
 
 data.json, config.toml, plan.json, the tokenizer's files and its facts. Files that a run appends to are in metrics.py.
-`folder_problems` says before a run why its folders cannot be written.
+`folder_problems` finds out before a run why its folders cannot be written.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Owner:
 def owned_folder(config: RunConfig, world: World) -> Iterator[Owner]:
     """Rank 0 locks and claims the run folder and that of the checkpoints: two runs would overwrite each other's files.
 
-    Object storage has no locks, only the claim (attempt.py). An attempt that the scheduler started in place of one
-    whose ranks live on claims first, so that they end, and then waits for their lock.
+    Object storage has no locks, only the claim (attempt.py). An attempt that replaces one whose ranks are still alive
+    claims first, so that they end, and then waits for their lock.
     """
     if not world.is_main:
         yield Owner()
@@ -149,7 +149,7 @@ def folder_problems(config: RunConfig, *, anywhere: bool = False) -> Iterator[st
     run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
     checkpoints = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
     takes_over = this_attempt(os.environ).restarts(newest_attempt(Path(run))) if Path(run).is_dir() else False
-    holders = set[str]()  # of both folders, usually: one run, one problem
+    holders = set[str]()  # usually of both folders: one run, one problem
     for key, folder in (("run.folder", run), ("checkpoint.folder", checkpoints)):
         if is_address(folder) or address_of(folder):
             if key == "run.folder":
@@ -194,7 +194,7 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData, start: Star
     """Write the files that do not change during a run: data.json, config.toml, plan.json, tokenizer.
 
     Args:
-        note: is told if earlier steps of the run cannot be traced.
+        note: called if earlier steps of the run cannot be traced.
     """
     folder, checkpoint = Path(config.run.folder), config.checkpoint
     if checkpoint.folder and not is_address(checkpoint.folder):  # others read the file in another working directory
@@ -203,7 +203,7 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData, start: Star
     # First, because the earlier spans of a run without data.json are read from its config.toml.
     with _record_locked(folder):
         record = _record(config, plan, data=data, start=start, note=note)
-        with suppress(UsageError, DamageError):  # what was recorded while this start began
+        with suppress(UsageError, DamageError):  # recorded while this start began
             meanwhile = _recorded_skip(folder, data, resumes=start.folder is not None) or ()
             record = msgspec.structs.replace(record, skip=merged_ranges(record.skip, meanwhile))
         write_record(folder, record)
@@ -220,11 +220,11 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData, start: Star
 def with_recorded_skip(
     config: RunConfig, data: RunData, *, newest: Location | None, tell: Callable[[str], None]
 ) -> RunConfig:
-    """The configuration with the samples, too, that data.json records as skipped; on rank 0.
+    """The configuration, including the samples that data.json records as skipped; on rank 0.
 
     Args:
         newest: the checkpoint that the run continues from; without data.json its copy counts.
-        tell: is told if data.json cannot be read, so that the copy counts, too.
+        tell: called if data.json cannot be read, so that the copy counts, too.
     """
     folder = Path(config.run.folder)
     try:
@@ -269,7 +269,7 @@ def _change_skip(folder: Path, change: Callable[[SampleRanges], tuple[tuple[int,
 
 
 def _record_locked(folder: Path) -> AbstractContextManager[None]:
-    """Alone among those who change data.json: the run as it starts, and `mtrain skip`."""
+    """Lock data.json, which a starting run and `mtrain skip` change."""
     return file_lock.wait_for(folder / f".{RECORD}.lock")
 
 
@@ -291,7 +291,7 @@ def _checkpoint_skip(checkpoint: Location) -> SampleRanges:
 
 
 def _record(config: RunConfig, plan: Plan, *, data: RunData, start: Start, note: Callable[[str], None]) -> RunRecord:
-    """data.json of a run that starts or goes on."""
+    """The content of data.json for a run that starts or continues."""
     folder, done = Path(config.run.folder), start.done
     earlier, why = _earlier_spans(folder, start) if done.steps else ((), "")
     record = record_of(
@@ -340,7 +340,7 @@ def tokenizer_files(data: RunData) -> dict[str, bytes]:
 
 
 def record_file(folder: Path) -> dict[str, bytes]:
-    """data.json by its name: a checkpoint has it too, for a run that goes on without its run folder."""
+    """data.json as name -> content: checkpoints have it too, for a run that continues without its run folder."""
     return {RECORD: (folder / RECORD).read_bytes()}
 
 

@@ -1,11 +1,11 @@
-"""When a checkpoint is due, and saving it while training goes on.
+"""Decides when a checkpoint is due, and saves it while training continues.
 
 `SaveSchedule`: at the end, at intervals of steps and of minutes, and when the run is asked to stop. A checkpoint that
 is skipped because the state of its step is not finite stays due. One rank keeps the time; its vote travels with the
 sums of the step (`Engine.step`), so that all ranks decide alike without further communication.
 
-`Saver`: at most one save in flight. A rank that could not write its part says so by a vote too; then all ranks handle
-it together at the same step. "saved" is reported once the checkpoint exists.
+`Saver`: at most one save in flight. A rank that could not write its part reports that by a vote too; all ranks then
+handle it at the same step. "saved" is reported once the checkpoint exists.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Saver:
 
     @property
     def in_flight(self) -> bool:
-        """Whether this rank is still writing its part of a save, or rank 0 waits for those of others."""
+        """Whether this rank is still writing its part of a save, or waits for others as rank 0."""
         return self._in_flight is not None and not self._in_flight.ended
 
     def poll(self) -> None:
@@ -161,7 +161,7 @@ class Saver:
             self._report(self._in_flight)
 
     def evaluated(self, step: int, losses: Mapping[str, float | None]) -> None:
-        """Record the validation losses of a step, or what else `ranked_by` gives."""
+        """Record the validation losses of a step, or other results of `ranked_by`."""
         if (loss := _mean_loss(losses)) is not None:
             self._losses[step] = loss
 
@@ -241,7 +241,7 @@ class Saver:
         return secrets.token_hex(4), steps_in(self._root)
 
     def _clear_place(self, target: Target) -> MdataError | None:
-        """Remove an older checkpoint of this step from the place of this one; returns the error, on all ranks."""
+        """Remove an older checkpoint of the same step; returns the error, on all ranks."""
         if target.run.step not in self._there:
             return None
         self._there -= {target.run.step}
@@ -309,7 +309,7 @@ def _best_steps(losses: Mapping[int, float], count: int) -> frozenset[int]:
 
 
 def _prune(settings: CheckpointSection, root: Location, best: Collection[int]) -> None:
-    # The newest checkpoint exists: if storage does not answer, the next save removes what is too much.
+    # The newest checkpoint exists: if storage does not answer, the next save removes the surplus.
     with suppress(MdataError):
         remove_old(root, settings.keep, every=settings.keep_every or 0, best=best)
 
@@ -319,7 +319,7 @@ def _fail(error: MdataError) -> None:
 
 
 def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
-    """How much disk a checkpoint takes: weights and moments in the optimizer's precision."""
+    """The size of a checkpoint: weights and moments in the optimizer's precision."""
     item_bytes, name = 8 if config.precision.dtype == "fp64" else 4, config.optimizer.name
     family = family_of(config)
     table, buffers = (of(plan.shape, Place()) for of in (family.parameters, family.buffers))

@@ -1,10 +1,10 @@
 """Ends all ranks of a command when one of them fails, with that rank's error.
 
 For ranks that torchrun or Slurm starts and that share a model: `mtrain generate`, `eval` and `logits`. Training has the
-watchdog, which knows more. A rank that fails leaves its report in the store of all ranks; a thread of each other rank
-reads it and ends its process, whatever the main thread waits for: collectives over NCCL do not notice a lost rank. A
-rank that was killed leaves no report, but its thread stops counting. Silence is counted in ticks of the listener, so
-that a job that is suspended as a whole continues.
+watchdog, which sees more. A rank that fails leaves its report in the store of all ranks; a thread of each other rank
+reads it and ends its process, because the main thread may wait in an NCCL collective, which does not notice a lost
+rank. A rank that was killed leaves no report, but its thread stops counting. Silence is counted in ticks of the
+listener, so that a job that is suspended as a whole continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REPORT = "mtrain/report"
 def ended_together(
     store: Store, *, rank: int, world_size: int, end: Callable[[int, str], None], tick_s: float = TICK_S
 ) -> Iterator[None]:
-    """While the block runs, the end of one rank by an error ends all.
+    """Within the block, an error that ends one rank ends all.
 
     Args:
         store: of all ranks, over a connection that nothing else uses.
@@ -52,7 +52,7 @@ def ended_together(
 
 
 class _SharedEnd:
-    """The thread of a rank that counts in the store, and reads what the others leave there."""
+    """A rank's thread that counts in the store, and reads the counts and reports of others."""
 
     def __init__(
         self, store: Store, rank: int, world_size: int, end: Callable[[int, str], None], tick_s: float
@@ -69,7 +69,7 @@ class _SharedEnd:
             self._leave_report(RankReport(rank=self._rank, exit_code=code, message=message))
 
     def leave(self) -> None:
-        """End the thread, and wait a while for the others, who may have to read from a store of this process."""
+        """End the thread, then wait a while for other ranks, which may need the store of this process."""
         self._left.set()
         self.thread.join(2 * self._tick_s)
         if self.thread.is_alive():  # the store does not answer

@@ -4,7 +4,7 @@ A step is a transaction and a checkpoint is written by all ranks at once, so a s
 middle of either. What is unusual: repeated signals of one kind within a second count once, because a scheduler and the
 launcher below it both send theirs; a second Ctrl-C after that ends the process at once, as it would without this
 module, while another SIGTERM changes nothing. Signals that the process ignores (nohup) stay ignored. Before the first
-step there is no transaction, and a signal need not wait for other ranks: `ArrivedSignals` shows it to the watchdog.
+step a signal need not wait for other ranks: `ArrivedSignals` shows it to the watchdog.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StoppedAtTimeError(StoppedError):
 
 
 class LastTimeError(StoppedAtTimeError):
-    """That time was run.exit_at, which no other start may pass."""
+    """The time was run.exit_at, which holds for later starts too."""
 
 
 class StopRequests:
@@ -114,7 +114,7 @@ class ArrivedSignals:
         self._write.close()
 
     def newest(self) -> int | None:
-        """The last request to stop that has arrived since the call before; None: there was none."""
+        """The last request to stop since the previous call, or None."""
         try:
             numbers = self._read.recv(4096)
         except OSError:  # nothing has arrived, or the block has ended
@@ -123,11 +123,11 @@ class ArrivedSignals:
 
 
 def stop(votes: StopVotes, *, where: str, deadline: Deadline | None = None) -> NoReturn:
-    """End the run in the way of the received signal.
+    """End the run as the received signal requests.
 
     Args:
         votes: the sums over all ranks of `StopRequests.votes`; at least one is not 0, unless a time has come.
-        where: what the run has done, for the message. deadline: that has come.
+        where: the progress of the run, for the message. deadline: the one that has come.
 
     Raises:
         KeyboardInterrupt: Ctrl-C. StoppedError: SIGTERM. StoppedAtTimeError: the time.

@@ -1,8 +1,8 @@
-"""A user's decision to skip samples of a run, or to take that back, recorded in its folder and in events.jsonl.
+"""Records a user's decision to skip samples of a run, or to undo that, in its folder and in events.jsonl.
 
-It may be made while the run is active; it takes effect at the next start. Samples of steps that are already trained are
-recorded, too: they are skipped if the run returns to a checkpoint before them. Only steps that are still to come can be
-taken back, so that data.json never calls a sample trained that was not.
+This works while the run is active and takes effect at its next start. Samples of steps that are already trained are
+recorded, too: they are skipped if the run returns to a checkpoint before them. Only future steps can be undone, so that
+data.json never calls a sample trained that was not.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unskipped:
-    """What is no longer recorded as skipped.
+    """The samples that are no longer skipped.
 
     Args:
         steps: first and last step that read the samples. samples: ranges, (first, last).
@@ -125,10 +125,10 @@ def skip(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[i
 
 
 def undo(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[int, int] | None = None) -> Unskipped:
-    """Record that a run trains on samples that it was to skip.
+    """Record that a run trains on samples that were to be skipped.
 
     Args:
-        steps, samples: the first and the last; one of the two. Those that are not skipped are left as they are.
+        steps, samples: the first and the last; one of the two. Samples that are not skipped stay as they are.
 
     Raises:
         UsageError: not a run folder, no such step, none of its samples is skipped, a step that is already done, or one
@@ -173,7 +173,7 @@ def _steps_of(record: RunRecord) -> Steps:
 def _span(
     folder: Path, of_run: Steps, steps: tuple[int, int] | None, samples: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """The first and the last sample, all of which the run has."""
+    """The first and the last sample, after checking that the run has all between them."""
     if steps is not None:
         first = of_run.bounds(steps[0])[0]
         samples = first, sum(of_run.bounds(steps[1])) - 1

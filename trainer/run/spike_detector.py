@@ -125,7 +125,7 @@ class SpikeDetector:
         return SpikeLimits(loss.limit(threshold, LEAST_LOSS), norm.limit(threshold, LEAST_NORM))
 
     def add(self, step: int, sample: int, report: StepReport) -> Spike | None:
-        """Take the report of a step; the spike if it is above its limits.
+        """Add the report of a step; returns the spike if it is above its limits.
 
         Args:
             sample: the first one that it read.

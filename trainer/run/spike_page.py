@@ -1,4 +1,4 @@
-"""spikes/step-N.html: one self-contained file that shows what the step of a spike read, and how it stands out.
+"""spikes/step-N.html: one self-contained file on what the step of a spike read, and how it differs from others.
 
 It has loss and norm of the surrounding steps, the loss of each corpus next to its usual value, the gradient norm by
 parameter group, and quotes of the step's documents, those of the most unusual corpora first. It is written from the
@@ -122,7 +122,7 @@ def _curve(lines: Sequence[Mapping[str, Any]], spike: Spike, key: str) -> str:
 
 
 class _Corpus(NamedTuple):
-    """A corpus in the step: how many samples are of it, its loss, and the usual one; None: unknown."""
+    """A corpus in the step: its number of samples, its loss, and its usual loss; None: unknown."""
 
     name: str
     samples: int
@@ -135,7 +135,7 @@ class _Corpus(NamedTuple):
 
 
 def _corpora(dataset: Dataset, step: SpikeStep, lines: Iterable[Mapping[str, Any]]) -> list[_Corpus]:
-    """Those of the step's samples, those first whose loss stands out most; none of mock data."""
+    """The corpora of the step's samples, those with the most unusual loss first; none for mock data."""
     if not dataset.components:
         return []
     earlier = [line for line in lines if line["step"] < step.spike.step]

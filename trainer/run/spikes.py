@@ -1,9 +1,9 @@
-"""What a run does about a spike: reports it, writes its page, and with spikes.action = "roll_back" returns before it.
+"""Handles a spike: reports it, writes its page, and with spikes.action = "roll_back" returns to a step before it.
 
 The detector decides (spike_detector.py), identically on all ranks. With "skip" the device has already skipped the
 update. To roll back, all ranks finish a save in flight; rank 0 records the samples to skip in data.json and points
-`latest` to the newest checkpoint before the spike; and each rank raises a RollBackError. The run then starts from there
-as after a crash, exactly as if a user had put these ranges into data.skip.
+`latest` to the newest checkpoint before the spike; and each rank raises a RollBackError. The run then restarts there as
+after a crash, exactly as if a user had put these ranges into data.skip.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Spikes:
             self._detector.load(state)
 
     def limits(self, done: Done, counted: Counted) -> SpikeLimits:
-        """The limits of the step after what is done, which the schedules count as `counted`."""
+        """The limits of the next step, which the schedules count as `counted`."""
         lengths, first_steps = self._engine.plan.schedule, self._config.spikes.warmup_steps
         before = counted.steps if lengths.counter == "steps" else counted.samples
         warmup = before < lengths.warmup if first_steps is None else done.steps < first_steps
@@ -72,11 +72,11 @@ class Spikes:
         return self._detector.limits(done.steps + 1, done.samples, warmup=warmup)
 
     def to_numbers(self) -> dict[str, Any]:
-        """The state for a checkpoint; empty if nothing is watched."""
+        """The state for a checkpoint; empty if spikes are not detected."""
         return {} if self._config.spikes.action == "off" else self._detector.to_numbers()
 
     def add(self, step: int, report: StepReport) -> Spike | None:
-        """Take a report; the spike if it is one."""
+        """Add a report; returns the spike if it is one."""
         first = self._firsts.pop(step)
         size = self._sizes.at(first)
         spike = self._detector.add(step, first, report)
@@ -104,7 +104,7 @@ class Spikes:
         return spike
 
     def write_pages(self, step: int) -> None:
-        """Write the page of a spike at this step, and rewrite those whose following steps are known now."""
+        """Write the page of a spike at this step, and rewrite those whose following steps are now known."""
         if self._log is None:
             return
         for page in self._pages:

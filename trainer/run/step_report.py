@@ -22,7 +22,7 @@ MAX_SKIPPED = 10  # consecutive steps without a finite gradient norm, or without
 
 
 class Votes(NamedTuple):
-    """What a rank asks all ranks for with a step, 1 or 0 each; in a report: how many ranks ask for it.
+    """The requests of a rank to all ranks, sent with a step, 1 or 0 each; in a report: their sums.
 
     Args:
         save: a checkpoint is due by its clock; from 2 on: the run ends by rank 0's (end_time.py). sigterm, ctrl_c: it
@@ -58,7 +58,7 @@ class StepReport:
         applied: False if the step was skipped: the norm is not finite (as it is without loss tokens), or under
             spikes.action = "skip" a number is above its limit.
         limits: of the loss and the norm. excluded: all samples are in data.skip, so that nothing was computed.
-        votes: sums over all ranks of what they ask for.
+        votes: sums over all ranks.
         component_losses: for each component of the blend, like loss; empty if not requested.
         named_losses: of losses beside that of the labels, their means by name; they are not part of `loss`.
         counts: what stages counted beside losses, by name.
@@ -92,7 +92,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """What a callback of `train` is given after each step, the same on all ranks.
+    """The argument of callbacks of `train` after each step, the same on all ranks.
 
     Args:
         step: steps of the run that are finished, with this one. consumed_samples: training samples read.
@@ -230,8 +230,8 @@ class SkippedSteps:
     """How many steps in a row were skipped, and why.
 
     A step is skipped if its gradient norm is not finite, or if none of its tokens has loss. The first may mean that the
-    run has diverged; after the second the state is as good as before. Steps that are skipped on purpose (data.skip,
-    spikes) do not count.
+    run has diverged; after the second the state is as good as before. Steps skipped on purpose (data.skip, spikes) do
+    not count.
 
     Args:
         more: skipped steps that are allowed beyond MAX_SKIPPED while the loss scale falls.
@@ -273,7 +273,7 @@ class SkippedSteps:
     def leaves_sound(self, report: StepReport) -> bool:
         """Whether the state after this step, the last one counted, is as good as after the last update.
 
-        It is not where gradients are no longer finite; but a loss scale that is too high says nothing of the state.
+        It is not if gradients are no longer finite, unless only the loss scale was too high.
         """
         if report.num_tokens == 0:
             return self.not_finite == 0

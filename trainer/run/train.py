@@ -1,9 +1,9 @@
 """The loop: read a global batch, step, measure, validate, save; the same on one rank and on many.
 
 `train` is called by every rank. It continues from the run folder's newest checkpoint if there is one: the counter of
-consumed samples says where the data stream goes on, so the rest of the run is what it would have been. A spike may send
-it back to an older checkpoint (spikes.py): it then starts again in the same process. Only rank 0 writes the folder's
-files, but for checkpoints, which are written by all. What is done between two steps is in after_step.py.
+consumed samples gives the position in the data stream, so the rest of the run is the same as without the interruption.
+A spike may send it back to an older checkpoint (spikes.py): it then starts again in the same process. Only rank 0
+writes the folder's files, except checkpoints, which all ranks write. The work between two steps is in after_step.py.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from trainer.tracking.follower import Follower
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """How a run stands when `train` returns.
+    """The state of a run when `train` returns.
 
     Args:
         step: finished steps. loss: of the last one, in nats per token; None if none was left to do. valid, test:
