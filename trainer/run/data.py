@@ -19,12 +19,12 @@ import mdata
 from mdata import DamageError, MdataError, UsageError
 from mdata.dataset.dataset_options import document_mask_keys
 from mdata.dataset.eval_sets import evaluation_sets, samples_asked
-from mdata.dataset.mock_data import MOCK, MockDataset
+from mdata.dataset.mock_data import LEAST_MASKED_VOCABULARY, MOCK, MockDataset
 from mdata.dataset.run_paths import StartedIn
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
 from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, merged_ranges, span_of
-from trainer.config.sections import DataSection, RunConfig, TrainSection
+from trainer.config.sections import TEXT_KINDS, DataSection, RunConfig, TrainSection
 from trainer.models.arithmetic import round_up
 from trainer.models.stage import NO_PAIR, EncoderTokens, Microbatch, PairRows, RealTokens
 from trainer.parallel.collectives import Group
@@ -164,8 +164,12 @@ def _mock(config: RunConfig) -> RunData:
             "document_masks": config.data.document_masks,
         }
     )
+    least = 0 if config.data.kind in TEXT_KINDS else LEAST_MASKED_VOCABULARY  # `check` names a smaller size
     train = MockDataset(
-        vocab_size=size, sequence_length=config.train.sequence_length, seed=config.run.seed, kind=options.kind
+        vocab_size=max(size, least),
+        sequence_length=config.train.sequence_length,
+        seed=config.run.seed,
+        kind=options.kind,
     )
     facts = DataFacts(
         vocab_size=size or None,

@@ -109,6 +109,9 @@ def test_it_needs_a_vocabulary_and_nothing_of_files(tmp_path):
     bare = config_of(tmp_path, vocab_size=None)
     (problem,) = check(bare, 1, facts=open_data(bare).facts)
     assert problem.startswith('data.blend="mock" has no tokenizer, so it needs model.vocab_size')
+    for kind, size in itertools.product(("bert", "t5"), (None, 5)):
+        small = config_of(tmp_path, vocab_size=size, kind=kind)
+        assert any("model.vocab_size" in line for line in check(small, 1, facts=open_data(small).facts))
     wrong = {
         "split": "90,10",
         "valid": ("held.json",),
