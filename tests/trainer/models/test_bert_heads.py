@@ -262,6 +262,16 @@ def test_what_does_not_fit_is_named(bert, data, named):
     assert named in "\n".join(check(config, 1, facts=None))
 
 
+def test_rows_of_other_families_are_named_once():
+    config = _config()
+    masked = replace(config.model, bert=BertSection())
+    config = replace(config, model=masked, data=replace(config.data, kind="gpt", classify=None))
+    assert [line for line in check(config, 1, facts=None) if 'data.kind="gpt"' in line] == [
+        'data.kind="gpt" is not what model.family="bert" trains on; set data.kind="bert" or "classify", or '
+        'model.family="gpt" or model.family="gpt_neox" or model.family="mamba"'
+    ]
+
+
 def test_the_settings_of_other_models_are_what_they_were():
     config = _config()
     masked = replace(config, model=replace(config.model, bert=BertSection()))

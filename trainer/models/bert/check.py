@@ -65,7 +65,7 @@ def model_problems(config: RunConfig) -> Iterator[str]:
 def _task_problems(config: RunConfig, section: BertSection) -> Iterator[str]:
     """What the head predicts, and the rows that it learns from."""
     task, kind, choices = section.task, config.data.kind, config.data.rows_per_sample
-    if (task == "masked") != (kind == "bert"):
+    if kind in ("bert", "classify") and (task == "masked") != (kind == "bert"):  # others are no rows of any BERT
         tasks, other = ('"classify" or "choice"', "bert") if kind == "classify" else ('"masked"', "classify")
         yield f'data.kind="{kind}" does not fit model.bert.task="{task}"; set {tasks}, or data.kind="{other}"'
     elif task != "masked" and (task == "choice") != (choices > 1) and config.data.blend != MOCK:
