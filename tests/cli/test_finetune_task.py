@@ -67,6 +67,11 @@ def test_a_folder_of_glue_is_trained_scored_and_exported(here: Path, capsys: pyt
     assert "bert-MNLI classifies rows" in capsys.readouterr().err and not (here / "logits.safetensors").exists()
     assert main(["report", "runs/bert-MNLI"]) == 0
     assert "dev_matched: " in (report := capsys.readouterr().out) and "nats per token" not in report
+    assert main(["report", "runs/bert-MNLI", "runs/bert-MNLI", "--output", "both.html"]) == 0
+    for page in (here / "runs/bert-MNLI/report.html", here / "both.html"):
+        text = page.read_text()
+        assert "nats per row" in text and "nats per token" not in text and "perplexity" not in text
+    capsys.readouterr()
     assert main([*words]) == 0, "the same command continues"
     assert "step 2 is already done" in capsys.readouterr().out
 

@@ -105,10 +105,12 @@ def render_comparison(runs: Sequence[ReportedRun]) -> str:
 
     sets = dict.fromkeys(name for run in runs for line in run.metrics for name in line.get("valid") or {})
     scaled = list(zip(runs, scales, strict=True))
-    losses = [panel("training loss", [_curve(run, "loss", s) for run, s in scaled], "nats per token", loss=True)]
+    units = sorted({loss_unit(run) for run in runs})
+    unit, of_tokens = " or ".join(units), units == [plots.OF_TOKENS]
+    losses = [panel("training loss", [_curve(run, "loss", s) for run, s in scaled], unit, loss=of_tokens)]
     for name in sets:
         curves = [[(x * s, y) for x, y in valid_curve(run, name)] for run, s in scaled]
-        losses.append(panel(f"validation loss of {name}", curves, "nats per token", loss=True))
+        losses.append(panel(f"validation loss of {name}", curves, unit, loss=of_tokens))
     scored = [task_curves(run) for run in runs]
     tasks = [
         panel(
@@ -140,6 +142,7 @@ def render_comparison(runs: Sequence[ReportedRun]) -> str:
 
 def _comparison_table(runs: Sequence[ReportedRun], names: Sequence[str]) -> str:
     rows = []
+    with_perplexity = any(loss_unit(run) == plots.OF_TOKENS for run in runs)
     for run, name in zip(runs, names, strict=True):
         curve, rates = _curve(run, "loss", 1), _curve(run, "tokens_per_s", 1)
         loss = curve[-1][1] if curve else None
@@ -147,20 +150,23 @@ def _comparison_table(runs: Sequence[ReportedRun], names: Sequence[str]) -> str:
             (line["valid"] for line in reversed(run.metrics) if line.get("valid")), {}
         )
         valid = [loss for loss in evaluated.values() if loss is not None]
+        perplexity = None
+        if loss is not None and loss_unit(run) == plots.OF_TOKENS:
+            perplexity = f"{math.exp(min(loss, 700.0)):.4g}"
         rows.append(
             [
                 Cell(name),
                 Cell(run.metrics[-1]["step"]),
                 Cell(run.consumed * run.config.train.sequence_length),
                 Cell(None if loss is None else f"{loss:.4f}", "number"),
-                Cell(None if loss is None else f"{math.exp(min(loss, 700.0)):.4g}", "number"),
+                *([Cell(perplexity, "number")] if with_perplexity else []),
                 Cell(f"{sum(valid) / len(valid):.4f}" if valid else None, "number"),
                 Cell(f"{_median(rates):,.0f}" if rates else None, "number"),
                 Cell(sum(event.get("event") == "spike" for event in run.events)),
             ]
         )
-    header = ["run", "steps", "tokens", "loss", "perplexity", "valid", "tokens/s", "spikes"]
-    return table(header, rows)
+    last = ["valid", "tokens/s", "spikes"]
+    return table(["run", "steps", "tokens", "loss", *(["perplexity"] if with_perplexity else []), *last], rows)
 
 
 def _different_settings(runs: Sequence[ReportedRun], names: Sequence[str]) -> str:
@@ -338,7 +344,7 @@ def _component_losses(run: ReportedRun, scale: float, names: Sequence[str], axis
 
 def _loss_table(run: ReportedRun, valid: Sequence[ValidCorpus]) -> str:
     """Per corpus the model's last loss and the baselines, in both units, marked if the model is below."""
-    if run.config.data.kind == "pairs" or not any(corpus.curve or corpus.baselines for corpus in valid):
+    if loss_unit(run) != plots.OF_TOKENS or not any(corpus.curve or corpus.baselines for corpus in valid):
         return ""
     units = "nats per token", "perplexity", "bits per byte"
     header = ["last validation", *(f"{c.name}: {unit}" for c in valid for unit in units)]
