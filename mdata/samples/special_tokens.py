@@ -97,7 +97,7 @@ class MaskedVocabulary:
         missing = [name for name in names if getattr(self, name) in (None, ())]
         if missing:
             raise UsageError(
-                f"the vocabulary names no {' or '.join(missing)}",
+                f"the vocabulary lacks {', '.join(missing)}",
                 expected=f"{', '.join(map(_named, missing))} among the tokens of the tokenizer",
                 fix="preprocess again with them as --tokenizer-special-tokens; or, in Python, give a "
                 f"MaskedVocabulary({', '.join(f'{name}=...' for name in missing)})",

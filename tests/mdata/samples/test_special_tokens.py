@@ -51,7 +51,7 @@ def test_without_sentinels_there_is_no_t5(tmp_path):
     corpus = preprocessed(tmp_path, "BertWordPieceLowerCase")
     assert vocabulary_of(corpus).sentinels == ()
     BertSamples(corpus, (0, 9), options=Bert(), sequence_length=20)
-    with pytest.raises(UsageError, match=r"names no sentinels(.|\n)*<extra_id_0>(.|\n)*\(sentinels=...\)"):
+    with pytest.raises(UsageError, match=r"lacks sentinels(.|\n)*<extra_id_0>(.|\n)*\(sentinels=...\)"):
         T5Samples(corpus, (0, 9), options=T5(decoder_length=12), sequence_length=20)
 
 
@@ -66,7 +66,7 @@ def test_names_decide():
     found = vocabulary_from({"a": 0, "##b": 1, "[MASK]": 2, "<extra_id_0>": 4, "<extra_id_1>": 3, "<extra_id_3>": 5})
     assert found.sentinels == (4, 3)
     assert (found.cls, found.bos, found.pad, found.mask) == (None, None, None, 2)
-    with pytest.raises(UsageError, match=r"names no cls or sep\n  expected: \[CLS\] or <s>, \[SEP\] or </s> among"):
+    with pytest.raises(UsageError, match=r"lacks cls, sep\n  expected: \[CLS\] or <s>, \[SEP\] or </s> among"):
         found.require("cls", "sep", "mask")
 
 

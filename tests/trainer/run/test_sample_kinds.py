@@ -332,7 +332,7 @@ def test_data_of_another_kind_is_named(corpora, tmp_path):
     }
     assert "words is not divided into sentences" in said["documents"] and "--split-sentences" in said["documents"]
     assert "0 of them with at least 2 sentences" in said["one sentence"] and "head = false" in said["one sentence"]
-    assert "names no sentinels" in said["no sentinels"] and "<extra_id_0>" in said["no sentinels"]
+    assert "lacks sentinels" in said["no sentinels"] and "<extra_id_0>" in said["no sentinels"]
     assert "does not hold conversations" in said["no chat"] and "--chat" in said["no chat"]
     assert "no token for the prefix of fim_tokens" in said["no tokens"]
     assert "decoder_length=4 is the limit" in said["short decoder"] and "about 15.0%" in said["short decoder"]
