@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mdata.util.option_synonyms import nearest
+from trainer.migrate.expansion import unknown
 from trainer.migrate.flags import Flag
-from trainer.migrate.shell import unknown
 
 PROGRAM = "pretrain_gpt.py"
 # Megatron-LM's programs that are converted -> the family of their models.

@@ -17,10 +17,11 @@ from types import MappingProxyType
 
 from mdata.errors import counted
 from trainer.migrate.arguments import Given, read_arguments
+from trainer.migrate.expansion import Work
 from trainer.migrate.flags import Flag, flag_table
 from trainer.migrate.launcher import launched_ranks
 from trainer.migrate.lexer import ShellError
-from trainer.migrate.shell import Work, read_commands
+from trainer.migrate.shell import read_commands
 
 PROGRAM = "tasks/main.py"
 TASKS: Mapping[str, str] = MappingProxyType({"WIKITEXT103": "wikitext103", "LAMBADA": "lambada"})

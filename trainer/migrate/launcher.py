@@ -14,9 +14,10 @@ from types import MappingProxyType
 
 from mdata import UsageError
 from trainer.migrate.arguments import PROGRAM, PROGRAMS
+from trainer.migrate.expansion import Work
 from trainer.migrate.lexer import ShellError
 from trainer.migrate.settings import is_count
-from trainer.migrate.shell import Work, read_commands
+from trainer.migrate.shell import read_commands
 
 # Megatron-LM's other programs, and what mtrain lacks for them.
 _OTHERS = MappingProxyType(

@@ -1,30 +1,23 @@
 """A reader of bash scripts such as Megatron-LM's examples: variables, arrays, arithmetic, `if` on strings.
 
 Nothing is run. Only assignments of the script are followed; the result is the commands as words, in order. An unknown
-value (a variable that is not set, the output of a command, a file that may exist) becomes a word `<NAME>`, so that only
-an argument that needs it must be refused. The body of a loop, a function or a `case` is read once, and the variables
-that it assigns become unknown. Numbers have 64 bits, and the expanded text of a script at most MOST_CHARACTERS.
+value becomes a word `<NAME>` (expansion.py), so that only an argument that needs it must be refused. The body of a
+loop, a function or a `case` is read once, and the variables that it assigns become unknown.
 """
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trainer.migrate.lexer import ShellError, Statement, closing, split_statements
+from trainer.migrate.expansion import INTEGER, TILDE, VARIABLE, WordExpander, Work, unknown
+from trainer.migrate.lexer import ShellError, Statement, split_statements
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _ELEMENT = re.compile(r"([A-Za-z_]\w*)\[.*\]\+?=.*", re.DOTALL)  # A[1]=x
-_VARIABLE = re.compile(r"[A-Za-z_]\w*")
-_NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!0-]")
-_CHANGES = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)")  # a variable, in arithmetic
-_BRACES = re.compile(r"([A-Za-z_]\w*|[0-9]{1,9}|[@*])(\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
-_TILDE = re.compile("^~(?=/|$)")
-_ALTERNATIVES = re.compile(r"\{[^{}\s'\"$]*(?:,|\.\.)[^{}\s'\"]*\}")  # a{b,c}, {1..3}
 _DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _TESTS = frozenset({"[", "[[", "test"})
 # Commands that scripts ask something; others are assumed to succeed.
@@ -34,40 +27,10 @@ _LOOPS = frozenset({"for", "while", "until", "select"})
 _RESERVED = frozenset(
     {"if", "elif", "else", "then", "fi", "do", "done", "esac", "{", "}", "(", ")", "!", "time", "exec"}
 )
-MOST_CHARACTERS = 10_000_000
-_INTEGER = re.compile("-?(?:0|[1-9][0-9]{0,17})")  # 010 is 8 in some places
-_MOST_NUMBER = 2**63 - 1
-_MOST_ARITHMETIC = 1000  # characters of an expression
-_ARITHMETIC: Mapping[type, Callable[[int, int], int]] = MappingProxyType(
-    {
-        ast.Add: operator.add,
-        ast.Sub: operator.sub,
-        ast.Mult: operator.mul,
-        ast.Div: lambda left, right: _divided(left, right)[0],
-        ast.Mod: lambda left, right: _divided(left, right)[1],
-    }
-)
 _NUMBERS = MappingProxyType(
     {"-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt}
     | {"-le": operator.le}
 )
-
-
-class Work:
-    """Counts the characters that a script expands to, so that a few lines cannot fill memory."""
-
-    def __init__(self) -> None:
-        self._characters = 0
-
-    def add(self, characters: int) -> None:
-        """Count some more.
-
-        Raises:
-            ShellError: more than MOST_CHARACTERS.
-        """
-        self._characters += characters
-        if self._characters > MOST_CHARACTERS:
-            raise ShellError(f"its variables grow beyond the limit of {MOST_CHARACTERS:,} characters in all")
 
 
 def read_commands(text: str, arguments: Sequence[str] = (), *, work: Work | None = None) -> list[list[str]]:
@@ -82,12 +45,6 @@ def read_commands(text: str, arguments: Sequence[str] = (), *, work: Work | None
         ShellError: unsupported bash, with its line, or a limit is exceeded.
     """
     return _ShellReader(arguments, Work() if work is None else work).read(text)
-
-
-def unknown(word: str) -> str | None:
-    """The first `<NAME>` in a word, if any: an unknown value."""
-    match = re.search(r"<[^<>]+>", word)
-    return match.group() if match else None
 
 
 class _Block(NamedTuple):
@@ -121,12 +78,11 @@ def _without_prefix(raw: list[str]) -> list[str]:
     return raw
 
 
-class _ShellReader:
+class _ShellReader(WordExpander):
     """The variables so far, and the commands."""
 
     def __init__(self, arguments: Sequence[str], work: Work) -> None:
-        self._arguments, self._work = list(arguments), work
-        self._values: dict[str, list[str]] = {"PWD": ["."]}
+        super().__init__(arguments, work)
         self._commands: list[list[str]] = []
         self._blocks: list[_Block] = []
         self._head = ""  # the function whose body follows
@@ -138,7 +94,7 @@ class _ShellReader:
         self._last: bool | None = True  # the status of the last command
 
     def read(self, text: str) -> list[list[str]]:
-        self._work.add(len(text))
+        self.work.add(len(text))
         statements = split_statements(text)
         at = 0
         while at < len(statements) and not self._ended:
@@ -174,7 +130,7 @@ class _ShellReader:
             if first in ("if", "elif"):
                 return self._condition(statements, at, first)
             if words[:2] == ["(", "("]:  # arithmetic
-                self._forget(_VARIABLE.findall(" ".join(words)))
+                self.forget(VARIABLE.findall(" ".join(words)))
                 words = []
                 break
             if first == "(":
@@ -225,7 +181,7 @@ class _ShellReader:
             never = truth is (first == "until")  # a loop over the script's arguments, and there are none
             self._blocks.append(_Block(False if never else None, None, "done"))
             if first in ("for", "select"):
-                self._forget(_VARIABLE.findall(" ".join(rest)) if rest[:1] == ["("] else rest[:1])
+                self.forget(VARIABLE.findall(" ".join(rest)) if rest[:1] == ["("] else rest[:1])
                 return []
             return rest
         if first == "case":
@@ -236,27 +192,27 @@ class _ShellReader:
             body = [word for word in rest[first == "function" :] if word not in ("(", ")")]
             if body[:1] in ([], ["{"]):
                 return body
-            self._forget(match[1] for word in body if (match := _ASSIGNMENT.match(word)))  # a subshell of one line
+            self.forget(match[1] for word in body if (match := _ASSIGNMENT.match(word)))  # a subshell of one line
             return []
         if first == "{":
             name = self._head
-            self._blocks.append(_Block(None if name else True, None, "}", self._arguments if name else None, name))
+            self._blocks.append(_Block(None if name else True, None, "}", self.arguments if name else None, name))
             if name:
                 self._functions.setdefault(name, set())
-                self._arguments, self._head = ["<arguments>"], ""
+                self.arguments, self._head = ["<arguments>"], ""
         return None
 
-    def _forget(self, names: Iterable[str], *, local: bool = False) -> None:
+    def forget(self, names: Iterable[str], *, local: bool = False) -> None:
         """Set these variables to an unknown value."""
-        variables = [name for name in names if _VARIABLE.fullmatch(name)]
-        self._values.update({name: [f"<{name}>"] for name in variables})
+        variables = [name for name in names if VARIABLE.fullmatch(name)]
+        self.values.update({name: [f"<{name}>"] for name in variables})
         for block in self._blocks if not local else ():
             if block.function:
                 self._functions[block.function].update(variables)
 
     def _leave_subshell(self) -> None:
         if self._subshells:
-            self._forget(self._subshells.pop())
+            self.forget(self._subshells.pop())
 
     def _condition(self, statements: list[Statement], at: int, first: str) -> int:
         words = list(statements[at].words)
@@ -286,7 +242,7 @@ class _ShellReader:
             self._blocks[-1] = self._blocks[-1]._replace(taken=_opposite(_either(taken, before)))
         elif word == end:
             left = self._blocks.pop()
-            self._arguments = self._arguments if left.arguments is None else left.arguments
+            self.arguments = self.arguments if left.arguments is None else left.arguments
             return left
         return None
 
@@ -312,7 +268,7 @@ class _ShellReader:
             elif not declares:
                 break
             elif odd:
-                self._forget([word])
+                self.forget([word])
         if declares:  # all values are those before the command
             new = [self._assigned(match) for match in assignments]
             for match, values in zip(assignments, new, strict=True):
@@ -333,178 +289,59 @@ class _ShellReader:
         if name == "shift":
             self._shift("".join(rest[:1]) or "1", sure=sure)
         elif name == "set" and "--" in rest:
-            self._arguments = rest[rest.index("--") + 1 :] if sure else ["<arguments>"]
+            self.arguments = rest[rest.index("--") + 1 :] if sure else ["<arguments>"]
         elif name == "unset" and sure and not self._subshells:
             for variable in rest:
-                self._values.pop(variable, None)
+                self.values.pop(variable, None)
         elif name in ("read", "mapfile", "readarray", "unset"):
-            self._forget(rest)
+            self.forget(rest)
         elif name == "let":
-            self._forget(_VARIABLE.findall(" ".join(raw[1:])))
+            self.forget(VARIABLE.findall(" ".join(raw[1:])))
         elif name == "printf" and rest[:1] == ["-v"]:
-            self._forget(rest[1:2])
+            self.forget(rest[1:2])
         elif name == "exit" and sure and not self._blocks and not self._subshells:
             self._ended = True
         elif name == "eval":
-            reader = _ShellReader(self._arguments, self._work)
+            reader = _ShellReader(self.arguments, self.work)
             self._commands += reader.read(" ".join(rest))
-            for variable in reader._values.keys() - {"PWD"}:
-                self._assign(variable, reader._values[variable], sure=sure)
+            for variable in reader.values.keys() - {"PWD"}:
+                self._assign(variable, reader.values[variable], sure=sure)
         else:
-            self._forget(self._functions.get(name, ()))
+            self.forget(self._functions.get(name, ()))
             self._commands.append(words)
 
     def _shift(self, count: str, *, sure: bool) -> None:
-        if sure and _INTEGER.fullmatch(count):
-            del self._arguments[: max(int(count), 0)]
-        elif self._arguments:
-            self._arguments = ["<arguments>"]
+        if sure and INTEGER.fullmatch(count):
+            del self.arguments[: max(int(count), 0)]
+        elif self.arguments:
+            self.arguments = ["<arguments>"]
+
+    def assign(self, name: str, values: list[str]) -> None:
+        """Set a variable, if the command that is followed is sure to run; otherwise to an unknown value."""
+        self._assign(name, values, sure=self._sure)
 
     def _assign(self, name: str, values: list[str] | None, *, sure: bool, local: bool = False) -> None:
         """Set a variable; None: to an unknown value."""
         if self._subshells:
             self._subshells[-1].append(name)
         if sure and values is not None:
-            self._values[name] = values
+            self.values[name] = values
         else:
-            self._forget([name], local=local)
+            self.forget([name], local=local)
 
     def _assigned(self, match: re.Match[str]) -> list[str] | None:
         """The new value of an assignment; None: unknown."""
         if match.re is _ELEMENT:
             return None
         name, plus, raw = match.groups()
-        old = self._values.get(name, []) if plus else []
-        self._work.add(sum(map(len, self._values.get(name, []))) // 64 + 1)  # which are copied
+        old = self.values.get(name, []) if plus else []
+        self.work.add(sum(map(len, self.values.get(name, []))) // 64 + 1)  # which are copied
         if raw.startswith("("):
             statements = split_statements(raw[1:-1])
             return [*old, *(field for line in statements for word in line.words for field in self.expand(word))]
-        raw = _TILDE.sub("$HOME", raw)
+        raw = TILDE.sub("$HOME", raw)
         text = " ".join(self.expand(f'"{raw}"' if raw[:1] not in ("'", '"') else raw))
         return ["".join(old[:1]) + text, *old[1:]]
-
-    def expand(self, raw: str) -> list[str]:
-        """The fields of a raw word: quotes removed, variables expanded, split at blanks as in bash."""
-        fields: list[str] = []
-        current: str | None = None
-        for values, quoted in self._parts(_TILDE.sub("$HOME", raw), quoted=False):
-            self._work.add(sum(map(len, values)) + len(values))
-            pieces = list(values) if quoted else [piece for value in values for piece in self._split(value)]
-            if quoted and not pieces:
-                continue
-            for number, piece in enumerate(pieces):
-                if number and current is not None:
-                    fields.append(current)
-                    current = None
-                if piece or quoted or current is not None:
-                    current = (current or "") + piece
-        return [*fields, current] if current is not None else fields
-
-    def _split(self, value: str) -> list[str]:
-        """Fields of an unquoted value; an empty one at an end means that the neighbour does not join."""
-        if "IFS" in self._values and not set(value).isdisjoint("".join(self._values["IFS"]) + " \t\n"):
-            return [_unknown_word(value)]
-        return re.split(r"\s+", value)
-
-    def _parts(self, raw: str, *, quoted: bool) -> Iterator[tuple[list[str], bool]]:
-        """(values, whether they stay unsplit) of each part of a raw word."""
-        at = 0
-        while at < len(raw):
-            mark = raw[at]
-            if mark == "\\" and at + 1 < len(raw):
-                keeps = quoted and raw[at + 1] not in '$`"\\\n'
-                yield [("\\" if keeps else "") + raw[at + 1].replace("\n", "")], True
-                at += 2
-            elif mark == "'" and not quoted:
-                end = closing(raw, at)
-                yield [raw[at + 1 : end - 1]], True
-                at = end
-            elif mark == '"':
-                end = closing(raw, at)
-                inside = list(self._parts(raw[at + 1 : end - 1], quoted=True))
-                yield from inside or [([""], True)]
-                at = end
-            elif raw.startswith('$"', at) and not quoted:
-                at += 1
-            elif raw.startswith("$'", at) and not quoted:
-                end = closing(raw, at + 1)
-                text = raw[at + 2 : end - 1]
-                yield [_unknown_word(text) if "\\" in text else text], True
-                at = end
-            elif raw.startswith("$[", at):
-                end = (raw.find("]", at) + 1) or len(raw)
-                yield [_unknown_word(raw[at:end])], True
-                at = end
-            elif not quoted and (alternatives := _ALTERNATIVES.match(raw, at)):
-                yield [_unknown_word(alternatives.group())], True
-                at = alternatives.end()
-            elif mark == "`" or raw.startswith("$(", at):
-                yield self._substituted(raw, at)
-                at = closing(raw, at + (mark == "$"))
-            elif mark == "$" and (expression_and_end := _reference(raw, at)):
-                inside_braces, at = expression_and_end
-                values = self._value(inside_braces)
-                listed = inside_braces == "@" or "[@]" in inside_braces
-                unsplit = quoted or inside_braces[-1:] in ("'", '"')  # ${NAME:-"a b"}
-                yield (values, True) if quoted and listed else ([" ".join(values)], unsplit)
-            elif placeholder := re.match(r"<[^<>\n]*>", raw[at:]):
-                yield [re.sub(r"\s+", "_", placeholder.group())], True
-                at += placeholder.end()
-            else:
-                yield [mark], True
-                at += 1
-
-    def _substituted(self, raw: str, at: int) -> tuple[list[str], bool]:
-        """The value of arithmetic; the output of a command is unknown."""
-        end = closing(raw, at + (raw[at] == "$"))
-        inside = raw[at:end]
-        if inside.startswith("$((") and inside.endswith("))"):
-            text = " ".join(self.expand('"' + inside[3:-2].replace('"', "") + '"'))
-            if _CHANGES.search(inside):
-                self._forget(_VARIABLE.findall(inside))
-                return [_unknown_word(inside.strip("$()"))], True
-            names = re.sub(r"[A-Za-z_]\w*", lambda name: " ".join(self._value(name.group())), text)
-            if (value := _calculated(names)) is not None:
-                return [str(value)], True
-        if inside.strip("$()` ") == "pwd":
-            return ["."], True
-        return [_unknown_word(inside.strip("$()`"))], True
-
-    def _value(self, reference: str) -> list[str]:
-        """The value of an expression in braces: NAME, NAME[@], NAME:-default, @, 1."""
-        match = _BRACES.fullmatch(reference)
-        if not match:
-            return (
-                [str(len(self._arguments))]
-                if reference == "#" and self._arguments != ["<arguments>"]
-                else [_unknown_word(reference)]
-            )
-        name, listed, default_mark, default = match.groups()
-        if name in ("@", "*"):
-            return self._arguments
-        if name.isdigit():
-            values = self._arguments[int(name) - 1 : int(name)] if int(name) else ["<script>"]
-            if not values and self._arguments == ["<arguments>"]:
-                values = [f"<argument_{name}>"]
-            is_set = bool(values)
-        else:
-            values = self._values.get(name, [])
-            values = values if listed else values[:1]  # the first of an array
-            is_set = name in self._values
-        if default_mark:
-            is_empty = not is_set or (":" in default_mark and not "".join(values))
-            if default_mark.endswith("+") and any(map(unknown, values)):
-                return [f"<{name}>"]
-            if is_empty != default_mark.endswith("+"):
-                word = " ".join(self.expand(f'"{default}"' if default[:1] not in ("'", '"') else default))
-                if default_mark.endswith("="):
-                    self._assign(name, [word], sure=self._sure)
-                return [word]
-            if is_empty:
-                return [""]
-        if not is_set:
-            return [f"<argument_{name}>" if name.isdigit() else f"<{name}>"]
-        return values
 
     def _truth(self, tokens: Sequence[str]) -> bool | None:
         """A condition of tests on strings and numbers, joined by && and ||; None: unknown."""
@@ -534,7 +371,7 @@ class _ShellReader:
             name = re.fullmatch(r"<(\w+)>", words[1])
             if name and not re.fullmatch(r'"?\$\{?\w+\}?"?', raw[1]):
                 return None  # a part of a variable, or an element
-            if name and (name[1] in self._values or name[1].startswith("output_of_")):
+            if name and (name[1] in self.values or name[1].startswith("output_of_")):
                 return None  # set, but to an unknown value
             empty = not words[1] or bool(name)
             return empty == (words[0] == "-z")
@@ -545,13 +382,9 @@ class _ShellReader:
             return None  # a pattern
         if how in ("=", "==", "!="):
             return (left == right) == (how != "!=")
-        if how in _NUMBERS and _INTEGER.fullmatch(left) and _INTEGER.fullmatch(right):
+        if how in _NUMBERS and INTEGER.fullmatch(left) and INTEGER.fullmatch(right):
             return bool(_NUMBERS[how](int(left), int(right)))
         return None
-
-
-def _unknown_word(text: str) -> str:
-    return "<output_of_" + re.sub(r"\W+", "_", text)[:24] + ">"
 
 
 def _is_function(words: Sequence[str]) -> bool:
@@ -562,47 +395,8 @@ def _is_function(words: Sequence[str]) -> bool:
     return words[0].removesuffix("(").isidentifier() and ["(", ")"] in (begins[:2], begins[1:])
 
 
-def _reference(raw: str, at: int) -> tuple[str, int] | None:
-    """(referenced name, position after it) for the dollar sign here."""
-    if raw.startswith("${", at):
-        end = closing(raw, at + 1)
-        return raw[at + 2 : end - 1], end
-    name = _NAME.match(raw, at + 1)
-    return (name.group(), name.end()) if name else None
-
-
-def _calculated(text: str) -> int | None:
-    def value(node: ast.AST) -> int:
-        if isinstance(node, ast.Expression):
-            return value(node.body)
-        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            result = _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
-            if abs(result) > _MOST_NUMBER:
-                raise ShellError(f"its arithmetic goes beyond the limit of {_MOST_NUMBER}")
-            return result
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        raise ValueError(text)
-
-    if re.search(r"#|\d_", text):  # 16#ff
-        return None
-    if len(text) > _MOST_ARITHMETIC:
-        raise ShellError(f"arithmetic of {len(text)} characters, beyond the limit of {_MOST_ARITHMETIC}")
-    try:
-        return value(ast.parse(text.strip(), mode="eval"))
-    except ShellError:
-        raise
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
-        return None
-
-
-def _divided(left: int, right: int) -> tuple[int, int]:
-    """(quotient, remainder) as in bash: rounded towards 0."""
-    quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-    return quotient, left - quotient * right
-
-
 def _both(left: bool | None, right: bool | None) -> bool | None:
+    """`and` of truth values, of which None is unknown."""
     if left is False or right is False:
         return False
     return None if left is None or right is None else True

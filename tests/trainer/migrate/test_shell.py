@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
+from trainer.migrate.expansion import unknown
 from trainer.migrate.lexer import ShellError, split_statements
-from trainer.migrate.shell import read_commands, unknown
+from trainer.migrate.shell import read_commands
 
 SAME_AS_BASH = [
     "show a 'b c' \"d e\" f\\ g",
