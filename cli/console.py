@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         second_choice: options (by `dest`) that an abbreviation means only if it fits no other.
-        settings: names of settings, which are given as words without dashes.
+        settings: names of settings, which are given as words without dashes. axes: those of a command without others.
         no_option: advice for an unknown option that resembles no other.
         words: the command line; argparse reports missing options before it looks for unknown ones.
     """
@@ -76,6 +76,7 @@ class Parser(argparse.ArgumentParser):
     second_choice: frozenset[str] = frozenset()
     no_option: str | None = None
     settings: Callable[[], list[str]] | None = None
+    axes: Sequence[str] = ()
     words: Sequence[str] = ()
 
     def __init__(self, **options: Any) -> None:
@@ -144,7 +145,7 @@ class Parser(argparse.ArgumentParser):
     def _meant(self, word: str) -> str | None:
         """The option or setting that is closest to a word."""
         options = [option for action in self._actions if action.dest != "help" for option in action.option_strings]
-        if self.settings and (meant := synonym(word, self.settings())):
+        if meant := synonym(word, self.settings() if self.settings else self.axes):
             return f"{meant}=VALUE"
         return nearest(f"-{word}" if _ONE_DASH.match(word) else word, options) if word else None
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from mdata.errors import UsageError
 from mdata.util.commands import command_line
 
-from .console import Console
+from .console import Console, Parser
 from .mtrain_model import add_folder_arguments
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 KEY = "MTRAIN_API_KEY"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """See `mtrain serve --help`."""
+    parser.axes = ("mesh.tp", "mesh.pp")
     add_folder_arguments(parser)
     parser.add_argument(
         "mesh", nargs="*", metavar="mesh.AXIS=N", help="mesh.tp and mesh.pp: ranks along each axis (default: 1)"

@@ -36,6 +36,9 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("--partitions", "shards num-shards"),
     # The configuration of a run.
     ("mesh.tp", "tp tp-size tensor-parallel-size tensor-model-parallel-size"),
+    ("mesh.pp", "pp pp-size pipeline-parallel-size pipeline-model-parallel-size"),
+    ("mesh.cp", "cp cp-size context-parallel-size"),
+    ("mesh.ep", "ep ep-size expert-parallel-size expert-model-parallel-size"),
     ("--nproc --ranks", "num-gpus gpus nproc-per-node"),
     ("--ranks --nproc", "world-size"),
     ("optimizer.lr", "learning-rate lr max-lr"),
@@ -161,6 +164,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
     candidates = list(names)
     bare = {candidate.lstrip("-"): candidate for candidate in reversed(candidates)}  # dashes resemble dashes
-    close = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)
+    word = name.lstrip("-")
+    close = difflib.get_close_matches(word, bare, n=1, cutoff=0.6) if len(word) > 2 else []  # "tp" is in "stop"
     match = synonym(name, candidates) or (bare[close[0]] if close else None)
     return None if match == name else match

@@ -20,3 +20,18 @@ def test_a_misspelt_option_is_named_first(capsys, program, name, misspelt, meant
     first, *rest = capsys.readouterr().err.splitlines()
     assert first.partition("error: ")[2].startswith(f"unrecognized arguments: {misspelt}"), first
     assert rest == [f"  try: {meant}? See {first.partition(':')[0]} {name} --help"]
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "meant"),
+    [
+        ("serve", "--tensor-parallel-size", "mesh.tp=VALUE? See "),
+        ("serve", "--tp", "mesh.tp=VALUE? See "),
+        ("serve", "--pipeline-model-parallel-size", "mesh.pp=VALUE? See "),
+        ("generate", "--tp", ""),  # ranks are those of torchrun
+        ("train", "--tp", "mesh.tp=VALUE? See "),
+    ],
+)
+def test_ranks_by_the_names_of_other_programs(capsys, command, word, meant):
+    assert mtrain.main([command, "model", word, "2"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"  try: {meant}mtrain {command} --help"
