@@ -43,8 +43,8 @@ from .mtrain_init import (
     Draft,
     NoLayoutError,
     Tables,
+    batch_rows,
     explained,
-    number,
     parsed,
     summary,
     visible_gpus,
@@ -294,7 +294,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         fix = "leave --lora out to train all weights"
         raise UsageError(f"--lora is {arguments.lora}", expected="integer >= 1: the rank of the adapters", fix=fix)
     if arguments.batch_tokens is not None:
-        number(arguments.batch_tokens, "batch-tokens")
+        batch_rows(arguments.batch_tokens, arguments.sequence_length or 1, 0)  # before data is tokenized
 
 
 def _check_methods(arguments: argparse.Namespace) -> None:
@@ -704,9 +704,12 @@ def _draft(
             found=f"no row of {length} tokens",
             fix="a longer --sequence-length, or data.longer=cut",
         )
-    batch = _batch(arguments.batch_tokens, rows, length=length, gpus=gpus)
-    if classifies and not arguments.batch_tokens:
+    if arguments.batch_tokens:
+        batch = batch_rows(arguments.batch_tokens, length, gpus)
+    elif classifies:
         batch = -(-min(BATCH, rows) // max(gpus, 1)) * max(gpus, 1)
+    else:
+        batch = _usual_batch(rows, length=length, gpus=gpus)
     batch = given.get("train", {}).get("global_batch", batch)
     train["global_batch"] = batch
     if {"steps", "samples", "tokens"} & given.get("train", {}).keys():
@@ -745,10 +748,9 @@ def _opened(tables: Tables, given: Tables) -> RunData:
         return data
 
 
-def _batch(answer: str | None, rows: int, *, length: int, gpus: int) -> int:
+def _usual_batch(rows: int, *, length: int, gpus: int) -> int:
     """Rows of a step: a multiple of the GPUs."""
-    tokens = number(answer, "batch-tokens") if answer else min(BATCH_TOKENS, rows // LEAST_STEPS * length)
-    batch = max(round(tokens / length), 1)
+    batch = max(round(min(BATCH_TOKENS, rows // LEAST_STEPS * length) / length), 1)
     return max(round(batch / gpus), 1) * gpus if gpus else batch
 
 

@@ -191,7 +191,7 @@ def ask_all(ask: _Questions) -> Draft:
     shortest = min((tokens for _, tokens in facts.components), default=longest) if facts else longest
     longest = min(longest, 4096, 1 << max(shortest - 1, 1).bit_length() - 1)
     tokens = ask("sequence_length", str(longest), lambda text: whole(text, "sequence-length"))
-    batch = ask("batch_tokens", short(recipe.batch_tokens), lambda text: _samples(text, tokens, gpus))
+    batch = ask("batch_tokens", short(recipe.batch_tokens), lambda text: batch_rows(text, tokens, gpus))
     wanted = round(float(f"{TOKENS_PER_PARAMETER * parameters:.2g}"))
     available = facts.num_tokens if facts and facts.num_samples is not None else wanted
     length = ask("length", short(min(wanted, available)), _length)
@@ -299,10 +299,20 @@ def short(value: int) -> str:
     return str(value)
 
 
-def _samples(answer: str, sequence_length: int, gpus: int) -> int:
-    """Samples of a step: a multiple of the GPUs, where there are enough."""
-    samples = max(round(number(answer, "batch-tokens") / sequence_length), 1)
-    return max(round(samples / gpus), 1) * gpus if gpus and samples >= gpus else samples
+def batch_rows(answer: str, sequence_length: int, gpus: int) -> int:
+    """Rows of a step of --batch-tokens, the nearest number; a multiple of the GPUs, where there are enough.
+
+    Raises:
+        UsageError: it is not a number, or less than a row.
+    """
+    tokens = number(answer, "batch-tokens")
+    if tokens < sequence_length:
+        raise UsageError(
+            f"--batch-tokens {answer} is less than a row of {sequence_length} tokens",
+            fix=f"--batch-tokens {sequence_length} or more, or a shorter --sequence-length",
+        )
+    rows = round(tokens / sequence_length)
+    return max(round(rows / gpus), 1) * gpus if gpus and rows >= gpus else rows
 
 
 def _length(answer: str) -> dict[str, int]:
@@ -384,16 +394,22 @@ def with_layout(draft: Draft, arguments: argparse.Namespace) -> tuple[RunConfig,
     hardware = gpus_described(arguments)
     for sharding in SHARDINGS[1:]:
         tables["optimizer"]["sharding"] = sharding
-        layout = find_layouts(parsed(tables), hardware, facts=draft.facts)[0]
+        layouts = find_layouts(parsed(tables), hardware, facts=draft.facts)
+        layout = layouts[0]
         if not layout.problem:
             break
     else:
         if problems := problems_of_every_layout(parsed(tables), hardware, facts=draft.facts):
             raise problems_error("these settings", problems)
         name = f"{draft.gpus} x {hardware.device.name}"
-        lora = "lora" in arguments and not arguments.lora  # an option of mtrain finetune
-        fix = "give more --gpus, or --lora 16" if lora else "give more --gpus or a smaller --model"
-        raise NoLayoutError(f"no layout of {name} works", found=layout.problem, fix=fix)
+        too_large = next((layout for layout in layouts if layout.memory_bytes), None)
+        if too_large is None:  # the rows of a step, most often
+            fix = "another number of --gpus, or more --batch-tokens"
+            raise UsageError(f"no layout of {name} works", found=layout.problem, fix=fix)
+        finetunes = "lora" in arguments
+        smaller = "a smaller model" if finetunes else "a smaller --model"
+        smaller = "--lora 16" if finetunes and not arguments.lora else smaller
+        raise NoLayoutError(f"no layout of {name} works", found=too_large.problem, fix=f"more --gpus, or {smaller}")
     config = layout.config
     mesh: dict[str, Any] = {"tp": config.mesh.tp, "cp": config.mesh.cp, "pp": config.mesh.pp}
     if config.mesh.pp > 1:

@@ -189,7 +189,7 @@ def test_what_does_not_fit_says_that_adapters_may(here: Path, made: Path, capsys
     words = ["model", "talks.jsonl", "--print", "--gpus", "1", "--device", "H100"]
     assert main(["finetune", *words]) == 2
     error = capsys.readouterr().err
-    assert "no layout of 1 x H100 works" in error and "give more --gpus, or --lora 16" in error
+    assert "no layout of 1 x H100 works" in error and "more --gpus, or --lora 16" in error
 
 
 @pytest.mark.parametrize(

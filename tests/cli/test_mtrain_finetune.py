@@ -362,6 +362,25 @@ def test_overwrite_replaces_the_data_of_a_run_that_has_not_begun(
     assert contents(here / "runs") != before and not (here / "runs/tiny-chats/run.toml").exists()
 
 
+def test_a_step_of_less_than_a_row_is_refused_and_one_of_fewer_rows_than_gpus_is_kept(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune("tiny", "chats.jsonl", "--batch-tokens", "1", "--sequence-length", "64") == 2
+    advice = "--batch-tokens 1 is less than a row of 64 tokens\n  try: --batch-tokens 64 or more, or a shorter"
+    assert advice in capsys.readouterr().err and not (here / "runs").exists(), "before data is tokenized"
+    assert finetune("tiny", "chats.jsonl", "--batch-tokens", "127", "--quiet") == 2
+    assert "less than a row of 128 tokens\n  try: --batch-tokens 128" in capsys.readouterr().err
+    for gpus, tokens, rows in (("0", "128", 1), ("0", "300", 2), ("8", "640", 5), ("8", "1300", 8)):
+        words = ("--print", "--quiet", "--json", "--gpus", gpus, "--device", "H100", "--batch-tokens", tokens)
+        assert finetune("tiny", "chats.jsonl", *words) == 0
+        assert json.loads(capsys.readouterr().out)["config"]["train"]["global_batch"] == rows
+    words = ("--print", "--quiet", "--gpus", "3", "--device", "H100", "--batch-tokens", "128")
+    assert finetune("tiny", "chats.jsonl", *words) == 2, "rows are not shortened for it"
+    error = capsys.readouterr().err
+    assert "no layout of 3 x H100 works\n  found: train.global_batch=1 is not a multiple of" in error
+    assert "try: another number of --gpus, or more --batch-tokens" in error
+
+
 def test_bad_records_stop_or_are_skipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = here / "bad.jsonl"
     bad.write_text((here / "chats.jsonl").read_text() + '{"other": 1}\n')

@@ -104,6 +104,7 @@ def test_answers_from_a_pipe_and_defaults_from_the_data(
         (["--gpus", "7", "--nodes", "2"], "cannot be divided over the machines"),
         (["--length", "soon"], "--length is 'soon'"),
         (["--batch-tokens", "0"], "--batch-tokens is '0'"),
+        (["--batch-tokens", "1K", "--sequence-length", "2048"], "--batch-tokens 1K is less than a row of 2048 tokens"),
         (["--precision", "fp4"], "--precision is 'fp4'"),
         (["--data", "none.json"], "none.json"),
         (["--tracker", "wandb,aim"], "--tracker is 'aim'"),
