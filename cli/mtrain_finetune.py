@@ -266,7 +266,7 @@ def _other(written: Path) -> UsageError:
     replaces = "" if written.name == "config.toml" else ", --overwrite replaces the file"
     return UsageError(
         f"{written} already exists, with other settings",
-        fix=f"mtrain train {written} continues it; --folder begins another run{replaces}",
+        fix=f"--folder begins another run{replaces}; mtrain train {written} continues it",
     )
 
 
@@ -441,6 +441,8 @@ def _prepared(
     data: _Source, model: ModelFolder, overwrite: bool, arguments: argparse.Namespace, console: Console
 ) -> str:
     """The manifest of the data, which is tokenized into its folder if it is jsonl; "" for no data."""
+    from mdata.sources.record_batch import BadRowError
+
     folder, source, schema, key = data
     if key is None:
         return source
@@ -472,8 +474,12 @@ def _prepared(
         **(of_chat if is_chat else {}),
         **_tokenizer_options(folder / "tokenizer", files, model.tokenizer),
     )
-    with console.progress() as progress:
-        result = mdata.preprocess(options, progress)
+    try:
+        with console.progress() as progress:
+            result = mdata.preprocess(options, progress)
+    except BadRowError as error:  # this command has no option for another key or for longer records
+        fix = "correct or remove this record, or skip such records (--on-error skip)"
+        raise BadInputError(error.problem, found=error.found, fix=fix) from error
     (manifest,), (path,) = result.manifests.values(), result.paths.values()
     skipped = manifest.provenance.skipped if manifest.provenance else {}
     if counts := ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()) if count):

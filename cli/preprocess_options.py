@@ -184,7 +184,7 @@ class _Implementation(argparse.Action):
             raise mdata.UsageError(
                 f"--dataset-impl {values} is a format that mdata does not write",
                 expected="mmap, which every version of Megatron-LM since 2020 reads",
-                fix="leave it out, and leave --data-impl out in training",
+                fix="leave it out, and leave Megatron-LM's --data-impl out in training",
             )
 
 

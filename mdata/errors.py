@@ -26,6 +26,9 @@ class MdataError(Exception):
         found: the values that were found.
         expected: what was expected in their place.
         fix: what the user can do now.
+
+    Attributes:
+        problem, found: as given, for a command that has other advice.
     """
 
     exit_code = 1
@@ -34,7 +37,7 @@ class MdataError(Exception):
         self, problem: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None
     ) -> None:
         super().__init__(_in_lines(problem, found=found, expected=expected, fix=fix))
-        self.found = found
+        self.problem, self.found = problem, found
 
 
 class UsageError(MdataError, ValueError):

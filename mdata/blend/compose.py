@@ -224,7 +224,7 @@ def _check_distinct(parts: Sequence[PlannedComponent]) -> None:
             unread = not (part.corpus.manifest.verified and other.corpus.manifest.verified)
             bare |= unread and part.corpus.path != other.corpus.path
     if problems:
-        fix = "name it once, with the sum of its shares; merge_same = true (--merge-same) does that"
+        fix = "name it once, with the sum of its shares; merge_same = true (mdata blend --merge-same) does that"
         if bare:  # documents of one length each make such files
             fix += "\n  where only the .idx are alike, and no .bin was read: mdata adopt --full each pair first"
         raise blend_error(problems, fix=fix)

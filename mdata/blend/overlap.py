@@ -16,7 +16,7 @@ from mdata.errors import UsageError
 from mdata.manifest.lineage import ByInput, lineage_of
 from mdata.mixing.schedule import blend_error
 
-ALLOW = "allow_overlap = true (--allow-overlap)"
+ALLOW = "allow_overlap = true (mdata blend --allow-overlap)"
 _SHOWN = 5
 
 

@@ -59,8 +59,8 @@ def way_out(prefix: str) -> str:
     """The remedy for a corpus that does not record its tokenizer."""
     return (
         f"mdata adopt {prefix} --tokenizer-type TYPE --tokenizer-model FILE records the tokenizer that made it\n"
-        '  or, if you know that its ids match: --tokenizer-unknown ok (in a run: data.tokenizer_unknown = "ok"; '
-        'in Python: tokenizer_unknown="ok")'
+        "  or, if you know that its ids match: mdata blend --tokenizer-unknown ok (in a run:"
+        ' data.tokenizer_unknown = "ok"; in Python: tokenizer_unknown="ok")'
     )
 
 

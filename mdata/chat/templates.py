@@ -186,7 +186,7 @@ def check_spelling(template: Template, tokenizer: Tokenizer) -> None:
     if all(token_id(tokenizer, text) is not None for text in (START, END)):
         ways.insert(0, f"--chat-template {CHATML}, which writes them as ids")
     if tokenizer.options.get("special_in_text") == "plain":
-        ways.insert(0, "--special-tokens-in-text special")
+        ways.insert(0, "mdata preprocess --special-tokens-in-text special")
     raise UsageError(
         f"chat template {template.name} writes control tokens as text, which {tokenizer.name} encodes as plain text",
         found=few(split),

@@ -36,7 +36,7 @@ from mdata.cleaning.text_job import (
     join_reports,
     run_text_job,
 )
-from mdata.errors import UsageError
+from mdata.errors import BadInputError, UsageError
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import find_inputs
@@ -107,17 +107,24 @@ def load_item_sets(rules: DecontaminateRules) -> list[ItemSet]:
     Raises:
         UsageError: a file cannot be read, or two sets have one name. BadInputError: an item has no text.
     """
-    spec = ReadSpec(json_keys=rules.against_keys, sentence_lists=False)
+    spec = ReadSpec(json_keys=rules.against_keys, sentence_lists=False, key_option="--against-keys")
     sets = []
     for named in rules.against:
         name, _, path = named.partition("=") if not Path(named).exists() and "=" in named else ("", "", named)
         files = find_inputs([path]).files
         items: list[str] = []
+        rows: Counter[str] = Counter()
         with closing(chunks(files, BLOCK_BYTES, spec=spec)) as read:
             for chunk in read:
                 batch = parse(chunk.source.format, read_chunk(chunk, spec), spec=spec)
                 if batch.bad_rows:
-                    raise batch.bad_rows[0].as_error(chunk.source.path)
+                    bad_row = batch.bad_rows[0]
+                    raise BadInputError(
+                        f"{chunk.source.path}:{rows[str(chunk.source.path)] + bad_row.row}: {bad_row.reason}",
+                        found=bad_row.excerpt,
+                        fix="correct this item of the test set; --against-keys names the keys of its text",
+                    )
+                rows[str(chunk.source.path)] += batch.rows
                 columns = (column.sentences for column in batch.columns)
                 items += ["\n".join(texts) for texts in zip(*columns, strict=True)]
         sets.append(ItemSet(name or Path(path).name.partition(".")[0], items))

@@ -81,7 +81,7 @@ class CleanRules:
         if "openwebtext" in self.steps and not self.openwebtext_tasks and self.tokenizer is None:
             raise UsageError(
                 "OpenWebText counts GPT-2's tokens in short texts",
-                fix="--tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt",
+                fix="--vocab-file vocab.json --merge-file merges.txt",
             )
         for step in self.ordered:
             if dataclasses.is_dataclass(step_rules := self.of(step)):

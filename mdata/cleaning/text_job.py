@@ -585,6 +585,7 @@ class _TextJob:
             keep_bad_lines=options.on_error == "quarantine",
             sentence_lists=False,
             where=where,
+            key_option="--json-key",
             keep_torn=isinstance(work, RecordWork),
         )
         made_of = {
@@ -707,7 +708,7 @@ class _Writer:
     def __init__(self, job: _TextJob, state: _State) -> None:
         self.job, self.state = job, state
         options = job.options
-        self.policy = BadRowPolicy(options, job.progress, resume=state.quarantine)
+        self.policy = BadRowPolicy(options, job.progress, key_option=job.spec.key_option, resume=state.quarantine)
         self.removed = AppendFile(Path(options.removed), state.removed) if options.removed else None
         self.rows = AppendFile(job.scratch / "rows", state.rows) if options.rows_only else None
         self.chunks = AppendFile(job.scratch / "chunks", state.chunks) if options.rows_only else None

@@ -241,7 +241,12 @@ class DedupJob:
         self.files, self.num_known = (*earlier, *find(options.inputs)), len(earlier)
         if any(file.path == STDIN for file in self.files):
             raise UsageError("mdata dedup cannot read standard input", fix="give files: preprocess reads them again")
-        self.spec = ReadSpec(json_keys=(options.json_key,), text_documents=options.text_documents, sentence_lists=False)
+        self.spec = ReadSpec(
+            json_keys=(options.json_key,),
+            text_documents=options.text_documents,
+            sentence_lists=False,
+            key_option="--json-key",
+        )
         self.identity: dict[str, Any] = {
             **options.content,
             "num_known": len(earlier),

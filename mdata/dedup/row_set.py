@@ -97,7 +97,7 @@ class RowSet:
         try:
             text, bits = path.read_bytes(), np.fromfile(path.with_name(BITS), np.uint8)
         except (FileNotFoundError, NotADirectoryError) as error:
-            expected = "a folder that mdata dedup, or clean --rows-only, has finished"
+            expected = "a folder that mdata dedup, or mdata clean --rows-only, has finished"
             raise UsageError(f"{folder} has no {Path(error.filename).name}", expected=expected) from error
         try:
             facts = json.loads(text)

@@ -109,7 +109,11 @@ class MegatronBlend(PickledByArguments):
                 found=f"{counted(taken, 'sample')} taken, {size} there{built}",
                 expected="shares of small components that are at least a sample each: they are rounded up, and the"
                 " largest component makes up for it",
-                fix=(f"blend_surplus={least:g} (--blend-surplus, or data.blend_surplus of a run), " if least else "")
+                fix=(
+                    f"blend_surplus={least:g} (mdata build --blend-surplus, or data.blend_surplus of a run), "
+                    if least
+                    else ""
+                )
                 + 'fewer small components, or order "native"',
             )
 

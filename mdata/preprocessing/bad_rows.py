@@ -44,6 +44,7 @@ class BadRowPolicy:
 
     Args:
         options: on_error, quarantine and max_errors.
+        key_option: of the command, for the names of keys.
         progress: receives a note on each of the first few.
         resume: state from which to continue the quarantine file of an earlier run.
 
@@ -51,8 +52,15 @@ class BadRowPolicy:
         quarantine: the quarantine file, if there is one.
     """
 
-    def __init__(self, options: BadRowOptions, progress: Progress, *, resume: SyncPoint | None = None) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: BadRowOptions,
+        progress: Progress,
+        *,
+        key_option: str = "--json-keys",
+        resume: SyncPoint | None = None,
+    ) -> None:
+        self._options, self._key_option = options, key_option
         self._progress = progress
         self._shown = 0
         self.quarantine = AppendFile(Path(options.quarantine), resume) if options.quarantine else None
@@ -63,7 +71,7 @@ class BadRowPolicy:
         Raises:
             BadInputError: the policy is to stop, or the row exceeds max_errors.
         """
-        error = bad_row.as_error(path, rows_before)
+        error = bad_row.as_error(path, rows_before, key_option=self._key_option)
         if self._options.on_error == "stop":
             raise error
         if self.quarantine:

@@ -167,6 +167,7 @@ def plan_job(
         template=template,
         where=where,
         tokens=options.tokens,
+        key_option="--tokens-column" if options.tokens else "--json-keys",
     )
     holdout = Fraction(options.holdout)
     spec = EncodeSpec(
@@ -235,7 +236,7 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
         raise UsageError(
             f"the {tokenizer.name} cannot tokenize parts of a conversation",
             found=refused.reason,
-            fix="choose another --tokenizer-type",
+            fix="another tokenizer",
         ) from None
     if len(around):
         raise UsageError(

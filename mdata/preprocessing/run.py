@@ -206,7 +206,7 @@ class WriteLoop:
         self._seconds = {"read": 0.0, "parse": 0.0, "encode": 0.0, "write": 0.0}
         # Results with their final names are not written again, nor is their quarantine file.
         options = replace(job.options, quarantine=None) if start.placed else job.options
-        self.policy = BadRowPolicy(options, job.progress, resume=start.quarantine)
+        self.policy = BadRowPolicy(options, job.progress, key_option=job.spec.read.key_option, resume=start.quarantine)
         try:
             for number in job.partitions.numbers:
                 for key in job.options.json_keys:

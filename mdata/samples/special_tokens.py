@@ -99,7 +99,7 @@ class MaskedVocabulary:
             raise UsageError(
                 f"the vocabulary lacks {', '.join(missing)}",
                 expected=f"{', '.join(map(_named, missing))} among the tokens of the tokenizer",
-                fix="preprocess again with them as --tokenizer-special-tokens; or, in Python, give a "
+                fix="mdata preprocess again with them as --tokenizer-special-tokens; or, in Python, give a "
                 f"MaskedVocabulary({', '.join(f'{name}=...' for name in missing)})",
             )
 
@@ -127,7 +127,7 @@ def vocabulary_of(corpus: Corpus) -> MaskedVocabulary:
         f"{corpus.name}: its tokenizer does not say which tokens begin, end and mask a text",
         found="no tokenizer beside the corpus" if tokenizer is None else tokenizer.name,
         expected=f"one with {_named('mask')}, or with {_named('sentinels')}",
-        fix="preprocess again with --tokenizer-type BertWordPieceLowerCase or BertWordPieceCase; or, in Python, "
+        fix="mdata preprocess again with --tokenizer-type BertWordPieceLowerCase or BertWordPieceCase; or, in Python, "
         "give a MaskedVocabulary",
     )
 

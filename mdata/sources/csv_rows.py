@@ -105,7 +105,7 @@ def _check_names(row: bytes, file: SourceFile, spec: ReadSpec) -> None:
     needed += [name for name, _ in spec.where.columns] if spec.where else []
     for name in needed:
         if (count := names.count(name)) != 1:
-            of_text = "--text-template" if spec.template is not None else "--json-keys"
+            of_text = "--text-template" if spec.template is not None else spec.key_option
             raise UsageError(
                 f"{file.path}: {f'{count} columns' if count else 'no column'} {name!r}",
                 found=", ".join(repr(name[:40]) for name in names[:10]),

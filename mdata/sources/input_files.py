@@ -39,7 +39,8 @@ _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
 _FIRST_LINE_OF_WARC = re.compile(rb"WARC/[0-9.]+\r?\n")
 _PAGE_RANGE = re.compile(r"\.xml-p\d+p\d+(?=\.|$)")
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
-_COMPRESSED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
+_ENDING_OF: dict[Compression, str] = {"none": "", "gzip": ".gz", "zstd": ".zst", "bzip2": ".bz2", "xz": ".xz"}
+_COMPRESSED_ENDINGS = tuple(_ENDING_OF.values())
 ARROW_FILE = b"ARROW1"
 # A format is recognized by the first bytes; an Arrow stream by the marker of its first message.
 _MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", ARROW_FILE: "arrow", b"\xff\xff\xff\xff": "arrow", b"WARC/": "warc"}
@@ -208,7 +209,7 @@ def _paths(
                 skipped.add("own result", match)
         taken = [match for match in matches if not is_result(Path(match))]
         if not taken:
-            skipped_text = f"only {skipped}" if matches else None
+            skipped_text = f"only {skipped}" if skipped.counts else None
             raise UsageError(
                 f"{name}: no file matches this pattern", found=skipped_text, fix="check the folder; quote the pattern"
             )
@@ -335,13 +336,21 @@ def refuse_foreign_text(file: SourceFile, head: bytes, compression: Compression)
     if actual == "tar" and file.format != "tar":
         raise _other_than_tar(file.path, compression, file.format)
     if compression != "none" and file.format == "jsonl" and actual is not None:
-        fix = "decompress it first" if actual in _BINARY else f"--input-format {actual}"
+        fix = "decompress it first" if actual in _BINARY else _way_to_read(file.path, actual, compression)
         raise UsageError(f"{file.path} is {actual} compressed by {compression}, not lines of JSON", fix=fix)
 
 
 def _other_than_tar(path: Path | Address, compression: Compression, format: Format) -> UsageError:
     packed = f" compressed by {compression}" if compression != "none" else ""
-    return UsageError(f"{path} is a tar archive{packed}, not {format}", fix="--input-format tar")
+    fix = _way_to_read(path, "tar", compression)
+    return UsageError(f"{path} is a tar archive{packed}, not {format}", fix=fix)
+
+
+def _way_to_read(path: Path | Address, format: Format, compression: Compression) -> str:
+    """How to have a file read as this format: by its name, as not every command has --input-format."""
+    if path == STDIN:
+        return f"--input-format {format}"
+    return f"rename it to end in .{format}{_ENDING_OF[compression]}, and leave out any input format"
 
 
 def format_by_content(head: bytes) -> Format | None:

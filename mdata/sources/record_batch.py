@@ -35,7 +35,7 @@ _EXCERPT_CHARACTERS = 80
 # How to avoid a kind of bad row, besides correcting it.
 _FIXES: dict[Kind, str] = {
     "blank": "sed -i '/^[[:space:]]*$/d' FILE removes blank lines; or ",
-    "no-key": "another key (--json-key or --json-keys, --tokens-column); or ",
+    "no-key": "another key ({}); or ",
     "torn": "download the file again; or ",
     "too-long": "a larger --max-record-bytes, such as 1G, if the record is good; or ",
 }
@@ -71,6 +71,7 @@ class ReadSpec:
         template: builds the text from several text columns. None: each key has its own text.
         where: rows for which this is not true are left out; they count neither as records nor as bad rows.
         tokens: values are lists of token ids; a document's text is then its ids with blanks between them.
+        key_option: of the command, for json_keys; for messages.
         keep_torn: damaged WARC files and dumps of MediaWiki end where the damage begins, and their last chunk names it.
     """
 
@@ -85,6 +86,7 @@ class ReadSpec:
     template: TextTemplate | None = None
     where: RowFilter | None = None
     tokens: bool = False
+    key_option: str = "--json-keys"
     keep_torn: bool = False
 
     @property
@@ -109,6 +111,10 @@ class Column:
     ends: list[int] | None
 
 
+class BadRowError(BadInputError):
+    """A bad row stops the command."""
+
+
 @dataclass(frozen=True)
 class BadRow:
     """An unusable row: its number (from 1), the kind of fault, the reason, and the beginning of its line."""
@@ -119,20 +125,24 @@ class BadRow:
     excerpt: str
     line: bytes | None = None
 
-    def _other_fix(self, row: int) -> str:
+    def _other_fix(self, row: int, key_option: str) -> str:
         begins_file = row == 1 and self.kind in ("not-json", "not-object")
         if begins_file and self.excerpt[1:].startswith("\\ufeff"):
             return "sed -i '1s/^\\xEF\\xBB\\xBF//' FILE removes the byte order mark; or "
         if begins_file and self.excerpt[1:].lstrip().startswith("["):
             return "jq -c '.[]' FILE > NEW.jsonl turns a JSON array into lines; or "
-        return _FIXES.get(self.kind, "")
+        return _FIXES.get(self.kind, "").format(key_option)
 
-    def as_error(self, path: object, rows_before: int = 0) -> BadInputError:
-        """The error that names file, row and reason."""
-        return BadInputError(
+    def as_error(self, path: object, rows_before: int = 0, *, key_option: str = "--json-keys") -> BadRowError:
+        """The error that names file, row and reason.
+
+        Args:
+            key_option: of the command, for the names of keys.
+        """
+        return BadRowError(
             f"{path}:{rows_before + self.row}: {self.reason}",
             found=self.excerpt,
-            fix=self._other_fix(rows_before + self.row)
+            fix=self._other_fix(rows_before + self.row, key_option)
             + "correct or remove this record, or skip such records (--on-error skip)",
         )
 

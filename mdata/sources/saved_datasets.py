@@ -63,8 +63,8 @@ def _check_splits(taken: Sequence[Path], saved: Mapping[Path, Any], above: set[P
             raise UsageError(
                 f"{parent} is a saved dataset with several splits",
                 found=", ".join(Path(folder).name for folder in inside),
-                expected="one of them, or --include and --exclude that choose one",
-                fix=f"--input {next((folder for folder in inside if folder.endswith('train')), inside[0])}",
+                expected="one of them",
+                fix=f"give {next((folder for folder in inside if folder.endswith('train')), inside[0])}",
             )
 
 

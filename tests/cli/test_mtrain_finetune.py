@@ -315,7 +315,10 @@ def test_the_folder_of_a_run_that_another_command_began_is_refused_before_data_i
     (here / "base").mkdir()
     (here / "base/config.toml").write_text('run.folder = "base"\ndata.blend = "mix.json"')
     assert finetune("tiny", "chats.jsonl", "--folder", "base") == 2
-    assert "base/config.toml already exists, with other settings\n  try: mtrain train" in capsys.readouterr().err
+    assert (
+        "base/config.toml already exists, with other settings\n  try: --folder begins another run; mtrain train"
+        in capsys.readouterr().err
+    )
     assert [path.name for path in (here / "base").iterdir()] == ["config.toml"]
 
 

@@ -229,7 +229,8 @@ def _flat_states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout
     raise UsageError(
         "the flat buffers of the optimizer are not laid out as in any known version of Megatron-Core",
         found=few([name for _, name in buckets], 2) or "no buckets",
-        fix="save the checkpoint with --dist-ckpt-optim-fully-reshardable, or convert with --no-optimizer",
+        fix="save the checkpoint in Megatron-LM with --dist-ckpt-optim-fully-reshardable,"
+        " or convert with --no-optimizer",
     )
 
 

@@ -73,7 +73,7 @@ class Mesh:
             raise UsageError(
                 f"{self.world_size} ranks cannot be divided into {sizes}",
                 expected="a number of ranks that is a multiple of tp x cp x pp, all at least 1",
-                fix=f"--nproc {max(1, model)}, or a smaller mesh.tp or mesh.pp",
+                fix=f"{max(1, model)} ranks, or a smaller mesh.tp or mesh.pp",
             )
         if self.tp % self.kv:
             raise UsageError(f"tp={self.tp} cannot be divided into kv={self.kv}", expected="a divisor of tp")

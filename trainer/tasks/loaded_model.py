@@ -479,7 +479,7 @@ def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdat
         raise UsageError(
             f"{run_folder} has no tokenizer: the data of the run does not name one",
             fix="record it in the manifests of its corpora (mdata adopt), and start a new run; or for a converted "
-            "folder, convert again with --tokenizer FOLDER",
+            "folder, mtrain convert again with --tokenizer FOLDER",
         )
     return build_tokenizer("HuggingFaceTokenizer", files)
 

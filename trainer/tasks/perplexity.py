@@ -132,7 +132,7 @@ def _scored(
     first = model.bos if model.bos is not None or spoken is None else spoken.bos
     begin = first if first is not None else min(ends, default=None)
     if begin is None:
-        raise UsageError(f"{model.name} has no token that begins a text", fix="--tokenizer FOLDER with one")
+        raise UsageError(f"{model.name} has no token that begins a text", fix="a tokenizer with one")
     sums = Sums()
     for chunk in _chunks(documents, length):
         spans = [span for ids in chunk for span in document_spans(_begun(ids, begin), begin=begin, context=length)]

@@ -225,7 +225,7 @@ def check_chosen(tokens: Iterable[int], vocab_size: int) -> None:
         raise DamageError(
             "the model's logits are not numbers",
             found="NaN, or no token that may come next",
-            fix="check the weights (mtrain inspect --values), the dtype and the bias of the request",
+            fix="check the weights (mtrain inspect --verify), the dtype and the bias of the request",
         )
 
 

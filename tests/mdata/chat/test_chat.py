@@ -296,7 +296,7 @@ def test_the_advice_about_control_tokens_can_be_followed():
     with pytest.raises(UsageError) as caught:
         check_spelling(template, KeepsText())
     advice = str(caught.value).split("try: ")[1]
-    assert advice.startswith("--special-tokens-in-text special, or --chat-template chatml")
+    assert advice.startswith("mdata preprocess --special-tokens-in-text special, or --chat-template chatml")
     assert "plain, which" not in advice  # it names no end of a document
     with pytest.raises(UsageError, match="has none\n  try: use a tokenizer that has one"):
         choose_template("plain", KeepsText())

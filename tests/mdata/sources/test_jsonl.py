@@ -221,10 +221,8 @@ def test_packed_helper_makes_two_members():
 
 @pytest.mark.parametrize("kind", ["no-key", "not-json"])
 def test_the_error_of_a_row_without_the_key_names_the_option(kind):
-    error = str(BadRow(3, kind, "why", "{}").as_error("x.jsonl"))
-    assert error.startswith("x.jsonl:3: why\n") and ("another key (--json-key or --json-keys, " in error) is (
-        kind == "no-key"
-    )
+    error = str(BadRow(3, kind, "why", "{}").as_error("x.jsonl", key_option="--key"))
+    assert error.startswith("x.jsonl:3: why\n") and ("another key (--key); or " in error) is (kind == "no-key")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +236,7 @@ def test_the_error_of_a_row_without_the_key_names_the_option(kind):
         ("x.json", b'[{"text": "a"}, {"text": "b"}]\n', "jq -c '.[]' FILE > NEW.jsonl turns a JSON array into lines"),
         ("x.json", b'[\n{"text": "a"}\n]\n', "jq -c '.[]' FILE > NEW.jsonl turns a JSON array into lines"),
         ("x.jsonl", b'{"text": "' + b"a" * 100 + b'"}\n', "a larger --max-record-bytes, such as 1G"),
-        ("x.jsonl", b'{"body": "a"}\n', "another key (--json-key or --json-keys, --tokens-column); or "),
+        ("x.jsonl", b'{"body": "a"}\n', "another key (--json-keys); or "),
         ("x.jsonl", b"{'text': 1}\n", "try: correct or remove this record"),
     ],
 )

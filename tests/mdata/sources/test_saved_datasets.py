@@ -52,7 +52,7 @@ def test_splits_are_not_read_together(tmp_path):
     for split in ("test", "train"):
         save(tmp_path / "dict" / split, ["x.arrow"])
     (tmp_path / "dict/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(UsageError, match=r"several splits\n  found: test, train(.|\n)*--input .*dict/train"):
+    with pytest.raises(UsageError, match=r"several splits\n  found: test, train(.|\n)*try: give .*dict/train"):
         found(tmp_path / "dict")
     with pytest.raises(UsageError, match="several splits"):
         found(tmp_path)
