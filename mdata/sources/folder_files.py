@@ -33,6 +33,8 @@ _WORDS: Mapping[Reason, str] = {
 }
 _NAMES_KEPT = 3
 _TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{16}")
+# Beside the texts that these commands write.
+_REPORTS = frozenset(f"{name}.report" for name in ("extract", "clean", "decontaminate", "count", "filter"))
 _RESULTS = (".json", ".idx", ".bin", ".origins", ".blake3", ".bin.blake3")
 
 
@@ -77,7 +79,9 @@ class SkippedFiles:
     names: dict[Reason, list[str]] = field(default_factory=dict)
 
     def add(self, reason: Reason, name: str) -> None:
-        """Count one."""
+        """Count one, unless it is the report of a command, which every folder of its texts has."""
+        if PurePath(name).name in _REPORTS:
+            return
         self.counts[reason] = self.counts.get(reason, 0) + 1
         names = self.names.setdefault(reason, [])
         if len(names) < _NAMES_KEPT:
@@ -126,12 +130,12 @@ def files_below(
 
 
 def is_result(path: PurePath, exists: Callable[[Any], bool] = os.path.exists) -> bool:
-    """Whether a file is one that preprocess writes: beside an .idx of the same name, or in a tokenizer folder.
+    """Whether a file is one that mdata writes: by an .idx of the same name, in a tokenizer folder, or a report.
 
     Results may be in the folder of the input; they are never input of the next run unless named explicitly. `exists`
     says whether a path beside it exists.
     """
-    if _TOKENIZER_FOLDER.fullmatch(path.parent.name) is not None:
+    if path.name in _REPORTS or _TOKENIZER_FOLDER.fullmatch(path.parent.name) is not None:
         return True
     stems = [path.name.removesuffix(ending) for ending in _RESULTS if path.name.endswith(ending)]
     return any(stem and exists(path.with_name(f"{stem}.idx")) for stem in stems)

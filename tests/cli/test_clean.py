@@ -31,6 +31,42 @@ def test_it_says_what_became_of_the_rows(source: Path, tmp_path: Path, capsys: p
     assert json.loads((tmp_path / "removed.jsonl").read_text())["row"] == 2
 
 
+def test_the_next_stage_is_silent_about_the_report_of_this_one(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages/a.html").write_text(f"<html><body><p>{'one two three four ' * 20}</p></body></html>")
+    tokenize = "--output-prefix tokens --tokenizer-type ByteTokenizer"
+
+    def silent(*lines: str) -> None:
+        for line in lines:
+            assert main(line.split()) == 0, line
+            assert "skipped input" not in capsys.readouterr().err, line
+
+    silent(
+        "extract --input pages --output extract",
+        "clean --input extract --output clean --steps fix",
+        "decontaminate --input clean --against a.jsonl --output decontaminate",
+    )
+    row = json.loads((tmp_path / "decontaminate/a.jsonl").read_text())
+    (tmp_path / "scores.jsonl").write_text(json.dumps({"id": row["id"], "score": 0.1}) + "\n")
+    silent(
+        "filter --input decontaminate --by scores.jsonl --keep-lowest 1.0 --output filter",
+        "dedup --input filter --output dedup",
+        "train-tokenizer --input filter --output tokenizer --vocab-size 270",
+        f"preprocess --input filter --skip-rows dedup {tokenize}",
+        f"preprocess --input filter/* {tokenize} --overwrite",
+        f"preprocess --input filter --include * {tokenize} --overwrite",
+    )
+    assert sorted(path.parent.name for path in tmp_path.glob("*/*.report")) == [
+        "clean", "decontaminate", "extract", "filter",
+    ]  # fmt: skip
+    (tmp_path / "filter/a.jsonl").unlink()
+    assert main(["preprocess", "--input", "filter/*", *tokenize.split()]) == 2
+    assert "no file matches this pattern\n  try: check the folder" in capsys.readouterr().err
+
+
 def test_rows_only_says_what_comes_next(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     words = ["clean", "--input", str(source), "--output", str(out), "--steps", "length", "--rows-only"]
