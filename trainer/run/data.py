@@ -18,7 +18,7 @@ import torch
 import mdata
 from mdata import DamageError, MdataError, UsageError
 from mdata.dataset.dataset_options import document_mask_keys
-from mdata.dataset.eval_sets import evaluation_sets, samples_asked
+from mdata.dataset.eval_sets import EvaluationSplit, evaluation_sets, samples_asked
 from mdata.dataset.mock_data import LEAST_MASKED_VOCABULARY, MOCK, MockDataset
 from mdata.dataset.run_paths import StartedIn
 from mdata.loader.loader import BatchPlan, collate
@@ -74,24 +74,23 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     """
     if config.data.blend == MOCK:
         return _mock(config)
-    train = _open_training(config, progress)
+    options = mdata.DatasetOptions.from_keys(_option_keys(config))
+    train = mdata.Dataset.from_options(config.data.blend, options, progress=progress)
     notes = list(_masked_notes(config, train)) if config.data.kind in ("bert", "t5") else []
-    steps, limit = run_length(config.train).steps, config.train.eval_samples
-    valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval or 0)
-    test_asked = samples_asked(limit, steps=steps)
-    overlap = config.data.allow_overlap
-    valid: Mapping[str, mdata.Dataset] = {}
-    test: Mapping[str, mdata.Dataset] = {}
-    if config.train.evaluate:
-        valid = evaluation_sets(
-            train, "valid", paths=config.data.valid, num_samples=valid_asked, allow_overlap=overlap, progress=progress
-        )
-        test = evaluation_sets(
-            train, "test", paths=config.data.test, num_samples=test_asked, allow_overlap=overlap, progress=progress
-        )
+
+    def sets(split: EvaluationSplit, paths: Sequence[str], *, interval: int) -> Mapping[str, mdata.Dataset]:
+        if not config.train.evaluate:
+            return {}
+        asked = samples_asked(config.train.eval_samples, steps=run_length(config.train).steps, interval=interval)
+        overlap = config.data.allow_overlap
+        return evaluation_sets(train, split, paths=paths, num_samples=asked, allow_overlap=overlap, progress=progress)
+
+    valid = sets("valid", config.data.valid, interval=config.train.eval_interval or 0)
+    test = sets("test", config.data.test, interval=0)
+    largest_ids = [data.largest_id for data in (train, *valid.values(), *test.values()) if data.largest_id is not None]
     facts = DataFacts(
         vocab_size=train.vocab_size,
-        largest_id=_largest([train, *valid.values(), *test.values()]),
+        largest_id=max(largest_ids, default=None),
         eod=train.eod,
         fingerprint=train.fingerprint,
         num_tokens=sum(c.num_tokens for c in train.components),
@@ -136,7 +135,6 @@ def _masked_notes(config: RunConfig, train: mdata.Dataset) -> Iterator[str]:
 def problems_of_sets(config: RunConfig) -> list[MdataError]:
     """Errors of opening the training data, each set that is given by its path, and each task, separately."""
     data, errors = config.data, list[MdataError]()
-    cache = data.cache, data.cache_size
     evaluated = (*data.valid, *data.test) if config.train.evaluate else ()
     for path in dict.fromkeys((data.blend, *evaluated)):
         try:
@@ -147,7 +145,7 @@ def problems_of_sets(config: RunConfig) -> list[MdataError]:
                     tokenizer_unknown="ok",
                     allow_outside=data.allow_outside,
                     evaluation=path != data.blend,
-                    cache=cache,
+                    cache=(data.cache, data.cache_size),
                 )
         except (UsageError, DamageError) as error:
             errors.append(error)
@@ -157,20 +155,11 @@ def problems_of_sets(config: RunConfig) -> list[MdataError]:
 def _mock(config: RunConfig) -> RunData:
     """Mock data with the model's vocabulary; no evaluation sets."""
     size = config.model.vocab_size or 0
-    options = mdata.DatasetOptions.from_keys(
-        {
-            "sequence_length": config.train.sequence_length,
-            **_kind_keys(config.data),
-            "document_masks": config.data.document_masks,
-        }
-    )
+    length = config.train.sequence_length
+    keys = {"sequence_length": length, **_kind_keys(config.data), "document_masks": config.data.document_masks}
+    kind = mdata.DatasetOptions.from_keys(keys).kind
     least = 0 if config.data.kind in TEXT_KINDS else LEAST_MASKED_VOCABULARY  # `check` names a smaller size
-    train = MockDataset(
-        vocab_size=max(size, least),
-        sequence_length=config.train.sequence_length,
-        seed=config.run.seed,
-        kind=options.kind,
-    )
+    train = MockDataset(vocab_size=max(size, least), sequence_length=length, seed=config.run.seed, kind=kind)
     facts = DataFacts(
         vocab_size=size or None,
         largest_id=None,
@@ -367,7 +356,7 @@ def _masked_rows(
     few_sizes: bool,
 ) -> Microbatch:
     """Rows of bert, or of t5, whose decoder predicts the masked spans."""
-    fields, loss = rows.fields, rows.loss_mask
+    fields, loss, length = rows.fields, rows.loss_mask, rows.loss_mask.shape[1]
     labels = np.where(loss > 0, fields["labels"], 0)
     inputs = [fields[name] for name in ("text", "text_enc", "text_dec") if name in fields]
     for ids in (*inputs, labels):
@@ -378,28 +367,21 @@ def _masked_rows(
         labels_BS=_moved(labels, device),
         loss_mask_BS=_moved(loss, device),
         lengths_B=_moved(lengths, device),
+        real=real_tokens(lengths, length, multiple, device, few_sizes=few_sizes) if multiple else None,
     )
     if "text_enc" in fields:
-        read = _lengths(fields["enc_mask"])
-        encoder = EncoderTokens(_moved(inputs[0], device), _moved(read, device))
-        if multiple:
-            real = real_tokens(read, inputs[0].shape[1], multiple, device, few_sizes=few_sizes)
-            encoder = encoder._replace(real=real)
-            real = real_tokens(lengths, loss.shape[1], multiple, device, few_sizes=few_sizes)
-            microbatch = replace(microbatch, real=real)
-        return replace(microbatch, encoder=encoder)
-    if isinstance(rows.kind, mdata.Bert):
-        predicted = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1, few_sizes=few_sizes)
-        microbatch = replace(microbatch, predicted_M=_moved(predicted, device))
-        if multiple and (lengths == loss.shape[1]).all():
-            microbatch = replace(microbatch, lengths_B=None)  # no kernel has to ask
-        elif multiple:
-            real = real_tokens(lengths, loss.shape[1], multiple, device, few_sizes=few_sizes)
-            microbatch = replace(microbatch, real=real)
-    if not (isinstance(rows.kind, mdata.Bert) and rows.kind.head):
+        read, size = _lengths(fields["enc_mask"]), inputs[0].shape[1]
+        real = real_tokens(read, size, multiple, device, few_sizes=few_sizes) if multiple else None
+        return replace(microbatch, encoder=EncoderTokens(_moved(inputs[0], device), _moved(read, device), real))
+    assert isinstance(rows.kind, mdata.Bert), "rows of bert or t5"
+    predicted = predicted_tokens(loss, TOKENS_MULTIPLE if device.type == "cuda" else 1, few_sizes=few_sizes)
+    microbatch = replace(microbatch, predicted_M=_moved(predicted, device))
+    if multiple and (lengths == length).all():
+        microbatch = replace(microbatch, lengths_B=None, real=None)  # kernels need not check for padding
+    if not rows.kind.head:
         return microbatch
     # Padding has the type 0, and in Megatron's order the padding's id.
-    types = np.where(np.arange(loss.shape[1]) < lengths[:, None], fields["types"], 0)
+    types = np.where(np.arange(length) < lengths[:, None], fields["types"], 0)
     swapped = fields["is_random"] if skipped is None else np.where(skipped, NO_PAIR, fields["is_random"])
     return replace(microbatch, types_BS=_moved(types, device), swapped_B=_moved(swapped, device))
 
@@ -512,11 +494,6 @@ def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return torch.from_numpy(values).clone()
     return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
-
-
-def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
-    options = mdata.DatasetOptions.from_keys(_option_keys(config))
-    return mdata.Dataset.from_options(config.data.blend, options, progress=progress)
 
 
 def _option_keys(config: RunConfig) -> dict[str, Any]:
@@ -638,8 +615,3 @@ def _middles(lengths: np.ndarray) -> tuple[int, ...]:
     tokens = np.cumsum(documents)
     middles = (np.arange(COUNTED_TOKENS) + 0.5) / COUNTED_TOKENS * tokens[-1]
     return tuple(documents[np.searchsorted(tokens, middles, side="right")].tolist())
-
-
-def _largest(datasets: list[mdata.Dataset]) -> int | None:
-    largest_ids = [d.largest_id for d in datasets if d.largest_id is not None]
-    return max(largest_ids) if largest_ids else None
