@@ -105,8 +105,8 @@ def checkpoint_text(facts: dict[str, Any]) -> str:
         lines.append(", ".join(counts))
     if facts["written_by"]:
         lines.append("written by " + ", ".join(f"{name} {value}" for name, value in facts["written_by"].items()))
-    total = sum(facts["files"].values())
-    lines.append(f"{counted(len(facts['files']), 'file')} with {total:,} bytes; beside them {_names(facts['extras'])}")
+    total, extras = sum(facts["files"].values()), ", ".join(facts["extras"]) or "no tokenizer"
+    lines.append(f"{counted(len(facts['files']), 'file')} with {total:,} bytes; beside them {extras}")
     rows = [[name, state["tensors"], state["elements"]] for name, state in facts["states"].items()]
     lines += ["", table(["state", "tensors", "elements"], rows)]
     shown = [
@@ -120,7 +120,3 @@ def checkpoint_text(facts: dict[str, Any]) -> str:
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-
-def _names(extras: dict[str, int]) -> str:
-    return ", ".join(extras) or "no tokenizer"

@@ -211,7 +211,7 @@ class _Signing:
             start = (len(self.files), 0) if last.is_whole else (len(self.files) - 1, len(last.chunk_rows))
         rows = sum(file.rows for file in self.files)
         signed, count = list[tuple[int, Signed]](), 0
-        for chunk, part in self._signed_chunks(start):
+        for chunk, part in in_threads(self.job, self.sources, start, self._signed):
             self._open(chunk.file_number + 1)
             signed.append((rows, part))
             rows, count = rows + part.rows, count + len(part.kept)
@@ -238,10 +238,6 @@ class _Signing:
         if self.files and not self.files[-1].is_whole:
             check_unchanged(self.sources[len(self.files) - 1])
             self.files[-1].is_whole = True
-
-    def _signed_chunks(self, start: tuple[int, int]) -> Iterator[tuple[Chunk, Signed]]:
-        """The chunks from `start` on, signed in threads, in order."""
-        return in_threads(self.job, self.sources, start, self._signed)
 
     def _signed(self, chunk: Chunk) -> Signed:
         job = self.job

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from blake3 import blake3
 from msgspec import UNSET
 
-from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.corpus.corpus import open_corpus
 from mdata.corpus.origins import OriginsWriter, open_origins
 from mdata.errors import UsageError, os_errors_named
 from mdata.manifest.contained_paths import files_inside
@@ -214,7 +214,7 @@ def _copy(result: FoundResult, content: CorpusContent, inputs: JoinedInputs, pro
     writer = CorpusWriter(result.prefix, parts[0].manifest.dtype, step=1)
     try:
         for part, placed in zip(parts, inputs.placed, strict=True):
-            (reader,) = _opened(part).readers
+            (reader,) = open_corpus(manifest_path(part.prefix)).readers
             for tokens, lengths, document_ends in document_runs(part.prefix, reader):
                 writer.pair.append(tokens, lengths, document_ends=document_ends)
                 progress.advance(tokens.nbytes)
@@ -224,10 +224,6 @@ def _copy(result: FoundResult, content: CorpusContent, inputs: JoinedInputs, pro
         writer.close(keep=True)
     progress.end()
     return staged
-
-
-def _opened(part: FoundPart) -> Corpus:
-    return open_corpus(manifest_path(part.prefix))
 
 
 def _append_origins(writer: OriginsWriter, part: FoundPart, placed: Placed) -> None:
