@@ -70,7 +70,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             found=", ".join("--" + way for way in asked) or "none of them",
         )
     if arguments.origin is not None:
-        parse_origin(arguments.origin)  # a slip is told before anything is opened, and not by each component
+        parse_origin(arguments.origin)  # report a mistake once, before anything is opened
     tracer = open_tracer(arguments, console)
     shown = Shown(arguments.text, arguments.tokens, arguments.length or None)
     if arguments.step is not None:

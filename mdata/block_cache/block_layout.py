@@ -64,6 +64,6 @@ class BlockLayout:
 
 
 def layout_of(item_bytes: int, shard_bytes: Sequence[int]) -> BlockLayout:
-    """The blocks of shards of these sizes, whose tokens have so many bytes."""
+    """The blocks of shards of these sizes, with tokens of this many bytes."""
     sizes = np.array(shard_bytes, np.int64)
     return BlockLayout(item_bytes, sizes, running_sums(sizes // item_bytes), running_sums(-(-sizes // BLOCK_BYTES)))

@@ -188,7 +188,7 @@ class CachedGatherer(Gatherer):
         finish: RowFinish,
         blocks: Blocks | None = None,
     ) -> tuple[NDArray[np.int32], int] | None:
-        """Never done in one call: the runs have to be known before they are read.
+        """Never done in one call: runs must be known before they are read.
 
         Raises:
             IndexError: always; the samples are then read by `gather`.

@@ -77,7 +77,7 @@ class JinjaTemplate:
         """This template, after checking that it can be run.
 
         Raises:
-            UsageError: jinja2 is not installed, it is not a template, or the date is none.
+            UsageError: jinja2 is not installed, the template is invalid, or the date is invalid.
         """
         if self.date is not None:
             _midnight(self.date)
@@ -414,7 +414,7 @@ def _with_objects(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapp
 
 
 def _check_work(messages: Sequence[Message], *, separate: Sequence[bool]) -> None:
-    """Refuse a conversation with so many turns that running the template for each of them would take hours."""
+    """Refuse a conversation with too many turns: running the template for each would take hours."""
     work = written = 0
     for number, message in enumerate(messages, start=1):
         written += len(message.content) + (len(str(message.fields)) if message.fields else 0)

@@ -43,7 +43,7 @@ def choose_template(
         date: YYYY-MM-DD, for templates in Jinja that write today's date; None: they have none.
 
     Raises:
-        UsageError: the tokenizer lacks the template or its tokens, the date is none, or jinja2 is not installed.
+        UsageError: the tokenizer lacks the template or its tokens, the date is invalid, or jinja2 is not installed.
     """
     own = _own_template(tokenizer, model) if choice in (None, OWN) else None
     if choice == PLAIN:

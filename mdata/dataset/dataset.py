@@ -218,7 +218,7 @@ class Dataset:
         return open_mixed(self._opened, open_one, num_samples=options.num_samples, surplus=surplus, cache=beside)
 
     def same_order_for(self, num_samples: int) -> bool:
-        """Whether Megatron's order for so many samples has the same ones, as far as both go; False for other orders."""
+        """Whether Megatron's order for this many samples has the same ones, as far as both go; False for others."""
         order = self.options.order
         if not isinstance(order, MegatronOrder) or self.options.num_samples is None:
             return False

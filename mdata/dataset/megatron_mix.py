@@ -31,7 +31,7 @@ from mdata.samples.base import Samples
 from mdata.samples.megatron_gpt import MegatronGptSamples
 
 Open = Callable[[int, int | None], Samples | None]
-"""Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""
+"""Opens component i for this many samples (None: one epoch); None if its split is empty."""
 
 
 def open_mixed(

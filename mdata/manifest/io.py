@@ -94,7 +94,7 @@ def _checked(text: bytes, name: str) -> Manifest:
         )
     try:
         manifest: Manifest = msgspec.convert(value, Manifest)
-    except ValueError as error:  # its own ValidationError, or text that is none
+    except ValueError as error:  # its own ValidationError, or invalid text
         raise DamageError(f"{name}: {error}", fix=_WRITE_AGAIN) from error
     _check(manifest, name)
     return manifest

@@ -1,4 +1,4 @@
-"""What is known of an object: where it is, its size, and which version of it.
+"""The facts of an object: its address, size and version.
 
 Facts are plain data, so that they can be recorded and sent to workers. Nothing here connects to storage; `reading`
 makes them and compares later versions with them.

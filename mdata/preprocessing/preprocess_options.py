@@ -51,7 +51,7 @@ class PreprocessOptions:
         text_template: builds the text of a record from several columns; the one key then only names the result.
         where: a filter over the columns of a record; rows that do not match are left out, and counted.
         skip_rows: a folder that `dedup` wrote: the rows that it names are left out, and counted as filtered.
-        skip, limit: leave out so many rows at the beginning of all inputs, and read so many after them; None: all.
+        skip, limit: number of rows to leave out at the beginning of all inputs, and to read after them; None: all.
         min_tokens, max_tokens: documents of fewer or more tokens, without the end-of-document id, are left out.
         append_eod: write the end-of-document id after each document that is not empty.
         workers: number of processes that tokenize; 1: this process does. The result is the same.

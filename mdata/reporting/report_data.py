@@ -148,7 +148,7 @@ def read_report(
 
 
 def _preview(blend: OpenBlend, training: TrainingLength) -> tuple[BlendPreview | None, str | None, bool]:
-    """(preview, why there is none, whether its length is assumed)."""
+    """(preview or None, why it is missing, whether its length is assumed)."""
     try:
         preview = preview_blend(blend, **training._asdict())
         if preview.num_samples is not None:

@@ -42,7 +42,7 @@ class Rewriting:
         called: the name of a result in messages.
         prefixes: of the results, all in one folder.
         make: writes a result and closes its writers; temporary files are left to this module.
-        differs: how an existing corpus with a name of a result differs from it; None: not at all.
+        differs: how an existing corpus with a result's name differs from it; None: it does not.
         overwrite: replace other corpora with these names; None: the command has no such option.
         damage: what is wrong with the files of an existing result of this command; None: nothing.
     """
@@ -149,7 +149,7 @@ def _finished(rewriting: Rewriting) -> dict[Path, WrittenCorpus]:
 
 
 def _manifest(prefix: Path) -> CorpusManifest | str | None:
-    """The manifest of a result, or why it cannot be read; None: there is none."""
+    """The manifest of a result, or why it cannot be read; None if it does not exist."""
     path = manifest_path(prefix)
     if not path.exists():
         return None

@@ -64,7 +64,7 @@ class DocumentSource:
         return msgspec.structs.replace(provenance, options={**provenance.options, **made_by}, special_in_text=None)
 
     def differs(self, made_by: Mapping[str, Any], existing: CorpusManifest) -> str | None:
-        """How a corpus differs from what would be made of these documents in this way; None: not at all."""
+        """How a corpus differs from the result of taking these documents in this way; None: it does not."""
         sides = (
             (existing.provenance, existing.notes.get(_MADE_BY, {}), existing.tokenizer),
             (self.provenance(made_by), made_by, self.corpus.manifest.tokenizer),

@@ -87,7 +87,7 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         return num_samples * self.request.sequence_length / self._num_tokens
 
     def same_for(self, num_samples: int) -> bool:
-        """Whether the samples are the same where so many are requested; nothing is built.
+        """Whether the samples stay the same if this many are requested; nothing is built.
 
         They depend on the request by the number of epochs, and by whether the last one is shuffled separately.
         """

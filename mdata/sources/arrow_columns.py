@@ -290,7 +290,7 @@ def _nested_bytes(array: pa.Array, *, each: int) -> npt.NDArray[np.int64]:
 
 
 def with_bytes(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes in place of strings; UTF-8 is checked row by row later."""
+    """The type with bytes instead of strings; UTF-8 is checked row by row later."""
     if isinstance(kind, pa.BaseExtensionType):
         return with_bytes(kind.storage_type)
     if pa.types.is_dictionary(kind):

@@ -69,7 +69,7 @@ def chunks(
         start: (file number, chunk number) of the first chunk to return. A stream is still read from its beginning.
 
     Raises:
-        BadInputError: compressed data or parquet is damaged; raised in place of the next chunk.
+        BadInputError: compressed data or parquet is damaged; raised instead of the next chunk.
         UsageError: a file cannot be read, or lacks columns that the spec names.
     """
     assert chunk_bytes > 0, "a chunk holds at least one byte"

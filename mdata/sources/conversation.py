@@ -120,7 +120,7 @@ class WritesMessages(Protocol):
             messages: whole ones, with role and content. record: the fields beside the conversation.
 
         Raises:
-            BadConversation: it would write something as text that is none.
+            BadConversation: it would write a value as text that is not text.
         """
 
 
@@ -139,7 +139,7 @@ def flat_messages(
         train_on: "assistant" or "last": at least one turn must be the assistant's.
         record: the fields beside the conversation.
         template: the template that will write the conversation, if known.
-        context: so many messages at the beginning are not trained on, whatever they say.
+        context: number of messages at the beginning that are not trained on, regardless of their content.
 
     Raises:
         BadConversation: names the message by its number (from 1), and the field.
@@ -336,7 +336,7 @@ def _is_mask(name: str) -> bool:
 
 
 def _asks_for(name: str, value: Any) -> bool | str | None:
-    """What a flag asks for: to be trained on or not; None: nothing; a text: it is none."""
+    """The meaning of a flag: train on it or not; None: not given; a text: invalid."""
     if value is None:
         return None
     if not isinstance(value, bool | int | float) or value not in (0, 1):

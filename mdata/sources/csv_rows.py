@@ -193,7 +193,7 @@ def _record(row: bytes, names: list[str], format: str, spec: ReadSpec) -> list[s
 
 
 def _typed(text: str, kind: str | None) -> Any:
-    """A field as the type that a filter compares it with; a text that is none stays, and is refused there."""
+    """A field as the type that a filter compares it with; text that cannot be converted stays, and is refused there."""
     if kind == "text":
         return text
     if not text:

@@ -88,7 +88,7 @@ class Section(NamedTuple):
 class SourceFile:
     """One input file as it was when the work was planned; standard input is the path "-" without size and time.
 
-    A file in object storage has an address in place of a path, and the object's version.
+    A file in object storage has an address instead of a path, and the object's version.
     """
 
     path: Path | Address

@@ -156,7 +156,7 @@ def _check_keys(run: _LegacyRun, section: str, known_keys: Sequence[str]) -> Non
 
 
 def _identity(run: _LegacyRun) -> Mapping[str, Any]:
-    """The fields that decided the order, from the newest checkpoint; empty if there is none."""
+    """The fields that decided the order, from the newest checkpoint; empty without one."""
     root = run.folder / "checkpoints"
     try:
         newest = (root / "latest").read_text(encoding="utf-8").strip()

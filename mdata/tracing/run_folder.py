@@ -57,7 +57,7 @@ def trace_run(
     Args:
         folder: the run folder or a checkpoint, or its address in object storage.
         blend: the data, if it has been moved.
-        validation, test: the name of a set, in place of the training data; at most one of them.
+        validation, test: the name of a set to use instead of the training data; at most one of them.
         progress: receives a note on arrays that are built.
 
     Raises:

@@ -170,7 +170,7 @@ def continued_spans(earlier: Sequence[RecordedSpan], span: RecordedSpan) -> tupl
 
 
 def samples_until(spans: Sequence[RecordedSpan], step: int) -> int:
-    """Samples that are consumed when so many steps are done."""
+    """Samples consumed after this many steps."""
     return sum(Steps([span.steps for span in spans], seed=0).bounds(step))
 
 

@@ -1,6 +1,6 @@
 """The cores and the memory that this process may use, by its affinity, control groups (version 2 or 1) and limits.
 
-Memory is checked before work of known size begins, so that it is refused at the start and not when half of it is done.
+Memory is checked before work of known size begins, so that it is refused at the start, not halfway.
 Cached file pages count as free, since the system reclaims them. If the system reports nothing about memory the answer
 is None, and nothing is refused.
 """

@@ -111,7 +111,7 @@ def with_moved_keys(tables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 
 def _valid_sections(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """All sections, without unknown keys, and with valid values in place of wrong and missing ones."""
+    """All sections, without unknown keys, and with valid values instead of wrong and missing ones."""
     values, (tables, _) = {}, _with_preset(tables)
     for name, section in section_types().items():
         table = _table(tables, name)
@@ -453,7 +453,7 @@ def _value_problem(where: str, value: Any, hint: Any) -> str | None:
 
 
 def _correction(value: Any, hint: Any) -> str:
-    """What a value most likely meant: a misspelt choice, a word in place of a list, 1e3 in place of 1000."""
+    """What a value most likely meant: a misspelt choice, a word instead of a list, 1e3 instead of 1000."""
     if isinstance(value, float) and value.is_integer() and _fits(int(value), hint):
         return f"; did you mean {int(value)}?"
     is_list = get_origin(hint) is tuple

@@ -229,7 +229,7 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
 
 
 def _earlier_result(target: Path) -> dict[str, Any] | None:
-    """What conversion.json in the target says; None: there is none that can be read."""
+    """The content of conversion.json in the target; None if it cannot be read."""
     try:
         return read_json(target / RESULT, subject="the result of a conversion")
     except MdataError:
@@ -318,7 +318,7 @@ def _has_main(states: tuple[str, ...], options: ConvertOptions) -> bool:
 
 
 def _states(model: ModelFolder, options: ConvertOptions, tell: Callable[[str], None]) -> tuple[str, ...]:
-    """The states that the target gets; what is left out though it was asked for is told."""
+    """The states that the target gets; a requested state that is left out is reported."""
     states = tuple(state for state in model.states if state != BUFFER or options.to == "mtrain")  # else beside weights
     if options.to in ("hf", "mp_rank", "peft") or not options.optimizer:
         return tuple(state for state in states if state in ("weight", BUFFER))

@@ -1,7 +1,7 @@
 """`checkpoint.init_from`: the first weights of a new run, and its moments, from any folder that can be converted.
 
 Each rank reads the rectangles that it owns, as it does from a checkpoint; nothing is converted on the disk. Tensors
-have to fit; a model of equal tensors that computes something else (another rope_theta) is told and not refused,
+have to fit; a model with equal tensors and another function (such as another rope_theta) is reported, not refused,
 because some runs want just that. How far the other run was is in `FirstState.run`; what is done with it is decided in
 run/resume.py.
 """

@@ -59,7 +59,7 @@ class SafetensorsSource:
 
     Args:
         files: tensor -> its file; None: those of one file. folder: of the files.
-        older_names: patterns of names -> what they are called here, where no other tensor is called so.
+        older_names: patterns of names -> their names here, unless another tensor has that name.
     """
 
     def __init__(

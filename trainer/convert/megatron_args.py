@@ -118,7 +118,7 @@ def from_arguments(
 
 
 def _sizes_of(tensors: Mapping[str, TensorInfo], layers: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a checkpoint that has none, as far as its tensors have sizes."""
+    """The arguments of a checkpoint without any, as far as they follow from the sizes of its tensors."""
     embedding, positions = (tensors.get(f"embedding.{name}_embeddings.weight") for name in ("word", "position"))
     inner = tensors.get("decoder.layers.mlp.linear_fc1.weight")
     if embedding is None or positions is None or inner is None:

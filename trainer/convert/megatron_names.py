@@ -122,7 +122,7 @@ def stacks_named(names: Iterable[str]) -> dict[str, str]:
 
 
 def num_rows(tensors: Mapping[str, Any]) -> int:
-    """Rows of the embedding among tensors that have a shape; 0: there is none."""
+    """Rows of the embedding among tensors with shapes; 0 without an embedding."""
     embedding = tensors.get("embedding.word_embeddings.weight")
     return embedding.shape[0] if embedding is not None and embedding.shape else 0
 

@@ -35,7 +35,7 @@ from trainer.optim.model_buffers import ModelBuffers
 from trainer.parallel.params import ParamSpec, Place
 
 Format = Literal["mtrain", "hf", "meta", "torch_dist", "mp_rank", "peft"]
-Report = Callable[[int], None]  # is told how many bytes were written
+Report = Callable[[int], None]  # called with the number of bytes written
 BUFFER = "buffer"  # the state of what no optimizer updates, see optim/model_buffers.py
 CHUNK_BYTES = 64 << 20  # of one tensor that are held at a time
 MOST_JSON = 128 << 20  # bytes of a file; an index of 10,000 shards has a few
@@ -46,14 +46,14 @@ class ModelFolder:
     """An opened model.
 
     Args:
-        path: the folder. format: of it.
+        path, format: of the folder.
         config: of the run, or one around the model where the format has no other settings.
         source: our logical tensors, by state and name.
         run: where training was; step 1 and no data where the format does not say.
         tokenizer: None where the folder has none.
         record: data.json, what the run has read; None: the format or the checkpoint has none.
-        notes: what the user should know of it, a line each.
-        adapter: what the folder holds in place of weights, which are merged in `source`; None: it holds weights.
+        notes: for the user, a line each.
+        adapter: the folder's adapter, which is merged in `source`; None: the folder holds weights.
     """
 
     path: Location
@@ -300,7 +300,7 @@ def read_json(path: Path, *, subject: str) -> dict[str, Any]:
     """A JSON object in a file.
 
     Raises:
-        DamageError: it is none, or larger than MOST_JSON. UsageError: the file cannot be read.
+        DamageError: it is not JSON, or larger than MOST_JSON. UsageError: the file cannot be read.
     """
     with os_errors_named(f"reading {subject}"):
         if (size := regular_file(path).stat().st_size) > MOST_JSON:

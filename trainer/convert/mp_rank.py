@@ -122,7 +122,7 @@ class _Appended:
         self._fd = fd
 
     def write(self, data: bytes) -> int:
-        """All of it."""
+        """Write all of the data."""
         atomic_io.write_all(self._fd, data)
         return len(data)
 

@@ -1,7 +1,7 @@
 """Our own checkpoints as model folders: read from any layout, and written as a run folder with one checkpoint.
 
     config.toml, tokenizer/, tokenizer_facts.json   as `mtrain train` leaves them, so that `mtrain generate` reads them
-    data.json                                       of a checkpoint of ours: what it has read
+    data.json                                       of our checkpoints: the samples read so far
     checkpoints/step-N/rank-*.safetensors           whole logical tensors, split at --max-shard-size
     checkpoints/step-N/tokenizer/, data.json, index.json ..., checkpoints/latest
 
@@ -233,7 +233,7 @@ def write_native(
     """Write a run folder with one checkpoint; the folder is new or empty.
 
     Args:
-        states: of the source, that are written. max_shard_bytes: of a file. report: is told bytes as they are written.
+        states: of the source, to write. max_shard_bytes: of a file. report: called with bytes as they are written.
     """
     folder = target / "checkpoints" / folder_name(model.run.step)
     folder.mkdir(parents=True)

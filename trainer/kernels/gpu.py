@@ -208,7 +208,7 @@ def additive_mask(bias_HST: Tensor, scores: ScoreShape, length_B: Tensor | None,
 def _masked_attention(
     q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
 ) -> Tensor:
-    """Attention with the mask in place of biases, causality and lengths; the gradient is that of the biases."""
+    """Attention with the mask instead of biases, causality and lengths; the gradient is that of the biases."""
     bias_HST, mask_BHST, batch = tensors.bias_HST, tensors.mask_BHST, len(q_BSHK)
     assert bias_HST is not None and mask_BHST is not None, "a mask is made of biases"
     mask_BHST = _BiasOfMask.apply(bias_HST, mask_BHST.expand(batch, -1, -1, -1))

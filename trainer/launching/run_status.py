@@ -52,7 +52,7 @@ def run_of(text: str) -> tuple[Path, RunJob | None]:
     """The run folder and its job, from a run folder, its job folder, or a Slurm job id.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it is something else.
     """
     path = Path(text)
     if text.isdecimal() and not path.exists():

@@ -261,7 +261,7 @@ class Attention(Layer):
 
 
 def _heads_norm(shape: AttentionShape, heads: int, *, tp: Group, kernels: Kernels) -> Norm | HeadsNorm:
-    """The norm of queries or of keys, of which this rank has so many heads."""
+    """The norm of queries or of keys, for this rank's number of heads."""
     assert shape.qk_norm is not None, "only called for a shape that has one"
     if shape.qk_norm_over == "head":
         return Norm(shape.head_dim, shape.qk_norm, kernels=kernels)

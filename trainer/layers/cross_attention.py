@@ -133,7 +133,7 @@ def bucket_of(distance: Tensor, *, both: bool, buckets: int, longest: int) -> Te
 
 
 def relative_bias(table_RH: Tensor, length: int, *, both: bool, longest: int) -> Tensor:
-    """The biases of rows of so many tokens: [H, S, S]; see `bucket_of`."""
+    """The biases of rows of this length: [H, S, S]; see `bucket_of`."""
     # A row of each distance, of which the scores of a query are a part. Gradients are added in a fixed order on both
     # kinds of device, and there are few rows of one bucket, which a GPU adds one after the other.
     distance = torch.arange(1 - length, length, device=table_RH.device)

@@ -48,7 +48,7 @@ class Linear(Layer):
     Attributes:
         float8: how its products are computed in FP8; None: in the dtype of the weight.
         adapters: beside the weight, with the parameters lora_a and lora_b, see lora.py; None: there are none.
-        kept_rows: the weight in FP8 in place of `weight`, see `keep_rows`; None: there is none.
+        kept_rows: the weight in FP8, used instead of `weight`, see `keep_rows`; or None.
         one_row: x W^T of one token, if the layer only runs forward, see `use_one_row_kernel`; None: as of many tokens.
     """
 

@@ -91,7 +91,7 @@ class DecodeState:
     Args:
         tensors: name -> shape for one token, or for the row, of the whole model.
         per: a token of the row, or the row (a state of constant size).
-        last: only so many last tokens are kept; None: all.
+        last: number of last tokens that are kept; None: all.
         divided: whether tensor parallelism divides the first dim, as it does heads; a rank of more ranks than there
             are heads holds a copy of one. False: each rank has all of it.
         of_encoder: the same of a token of the encoder, for models that have one; its tokens are read once for a row.

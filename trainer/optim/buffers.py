@@ -168,7 +168,7 @@ def has_memory(flat: Tensor) -> bool:
 
 
 def give_memory(flat: Tensor) -> None:
-    """Allocate uninitialized memory for the tensor of a bucket that has none."""
+    """Allocate uninitialized memory for the tensor of a bucket without memory."""
     assert not has_memory(flat), "a bucket that is in use"
     flat.untyped_storage().resize_(flat.nbytes)
 

@@ -49,7 +49,7 @@ class Matched:
 
 
 class Mismatch(Exception):
-    """The communication of ranks does not match; the message names two of them and what they do."""
+    """The communication of ranks does not match; the message names two of them and their operations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -73,7 +73,7 @@ class DataFacts:
         num_tokens: training tokens over all components.
         components: (name, training tokens) of each component.
         num_samples: of the training data; None: endless.
-        has_valid: whether there are validation sets, whoever names them.
+        has_valid: whether there are validation sets, named by the blend or the configuration.
         document_lengths: see `Plan`; (): rows are attended to as a whole.
     """
 

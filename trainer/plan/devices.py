@@ -49,8 +49,8 @@ LINK = 0.75  # of a link, in collectives of some megabytes
 # That a block's pass with tensor parallelism waits for its collectives to start, whatever their size: what llama7b on
 # tp 4, gpt1.3b on tp 2 and llama7b on tp 2 with pp 2 took beyond their products and the bytes they sent.
 TENSOR_PARALLEL_START_S = 3e-4
-# A block's pass takes the host as long as so many launches of a kernel, Python's share included: llama7b on tp 4 took
-# 2.99 ms a pass where a launch took 8.74 us. CUDA graphs need next to nothing.
+# A block's pass takes the host as long as this many launches of a kernel, including Python's share: llama7b on tp 4
+# took 2.99 ms a pass where a launch took 8.74 us. CUDA graphs need next to nothing.
 PASS_LAUNCHES = 342
 LAUNCH_S = 6.9e-6  # of one: five other hosts took 1.9 to 3.5 ms a pass; this is their median
 # A grouped product takes as long as if each expert had so many more rows: weight gradients of 512 and 2,048 rows reach

@@ -45,7 +45,7 @@ class Axis:
     marks: Sequence[tuple[float, str, str]] = ()
 
     def step_at(self, tokens: float) -> int | None:
-        """The step that ends with so many million tokens, between two known ones in proportion; None: unknown."""
+        """The step that ends with this many million tokens, interpolated between known ones; None: unknown."""
         place = bisect.bisect_left(self.steps, (tokens, 0))
         if not self.steps or place == len(self.steps):
             return None

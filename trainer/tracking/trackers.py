@@ -75,7 +75,7 @@ class Tracker:
     Methods may raise any error of their library.
 
     Attributes:
-        keeps_position: it cannot be asked what it has; that is kept in the run folder, in NAME.json.
+        keeps_position: whether its position is kept in the run folder, in NAME.json, because it cannot be queried.
         wants_all: it takes the events of earlier starts, too, if it was never sent any.
         sent_step: with `keeps_position`, the last step of whose line it has sent something.
     """

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face folder, and the error if there is none or it holds another kind of tokenizer.
+"""The files of a Hugging Face folder, and the error if it is missing or has another kind of tokenizer.
 
 Nothing is downloaded: a name such as org/name is a path here, and if nothing exists at it, one line says so.
 """

@@ -41,7 +41,7 @@ class BertShape(gpt.GPTShape):
 
     @property
     def is_post_norm(self) -> bool:
-        """Whether sums are normalized, and the embedding, in place of what layers read."""
+        """Whether sums and the embedding are normalized, rather than the inputs of layers."""
         return self.block_norm == "output"
 
     @property

@@ -181,7 +181,7 @@ def _best_groups(settings: Json, problems: list[str]) -> dict[str, Any]:
 
 
 def settings(kind: str, keys: Json) -> dict[str, Any]:
-    """The config.json for keys of [model]; what it does not express is read back as something else."""
+    """The config.json for keys of [model]; keys that it cannot express are read back differently."""
     written = {
         "num_hidden_layers": keys["num_layers"],
         "hidden_size": keys["hidden_size"],

@@ -231,7 +231,7 @@ class T5(GPT):
         return tuple(relative_bias(table, length, both=both, longest=longest) for table in tables)
 
     def _with_mask(self, context: Context, stack: Kind, biases: Tensors, dtype: torch.dtype) -> Context:
-        """The rows of a stack with what its kernels read in place of biases, one for all of its blocks."""
+        """The rows of a stack with the mask that its kernels read instead of biases, shared by all blocks."""
         if not biases:
             return context
         sequences, scores = context.sequences, scores_of(self.shape, stack)
