@@ -365,6 +365,8 @@ def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:
         size, why = _GPT2_VOCABULARY, "its size"
     else:
         note = "so the manifest's; set it to Megatron's padded size for the same loss, which runs over the padding too"
+        if a["--mock-data"]:
+            note = "set it, to Megatron's padded size of the tokenizer's vocabulary: mock data has no manifest"
         yield Setting("model.vocab_size", None, ("--tokenizer-type",), note=note)
         return
     multiple = a["--make-vocab-size-divisible-by"] * a["--tensor-model-parallel-size"]

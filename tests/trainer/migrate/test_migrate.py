@@ -396,6 +396,8 @@ def test_mock_data_is_mapped_and_the_run_can_start(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(as_toml(migration, title="mock", world_size=1))
     config = load_config(tmp_path / "run.toml", ())
     assert config.data == DataSection(blend="mock") and check(config, 1, facts=None) == []
+    without = as_toml(migrate([*words, "--tokenizer-type", "Llama2Tokenizer"], 1), title="mock", world_size=1)
+    assert "# vocab_size is not set  # set it" in without and "the manifest's" not in without
     assert migrate([*words, "--reset-attention-mask"], 1).refused == (
         "--reset-attention-mask: mock data has no documents; leave it out when --mock-data is given",
     )
