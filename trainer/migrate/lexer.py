@@ -14,7 +14,8 @@ import re
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
 _REDIRECTION = re.compile(r"\d*(>>|>&|>\||>|<)[ \t]*(?:&?[0-9-]+)?")
 _HERE = re.compile(r"\d*<<(-?)[ \t]*")
-_OPERATOR = re.compile(r"&&|\|\||\||;;|;|&|\n")
+_OPERATOR = re.compile(r"&&|\|\||\||;;&|;;|;&|;|&|\n")
+CASE_ENDS = (";;", ";&", ";;&")  # what ends a branch of a `case`: statements of their own
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
 _CLOSING = {"'": "'", '"': '"', "`": "`", "(": ")", "{": "}"}
 
@@ -61,7 +62,10 @@ def split_statements(text: str) -> list[Statement]:
                 at = _word_end(text, at, line)
         elif operator := _OPERATOR.match(text, at):
             if words:
-                statements.append(Statement(tuple(words), begun, operator.group()))
+                after = ";" if operator.group() in CASE_ENDS else operator.group()
+                statements.append(Statement(tuple(words), begun, after))
+            if operator.group() in CASE_ENDS:  # also where it stands on a line of its own
+                statements.append(Statement((operator.group(),), line, "\n"))
             at, words, line = operator.end(), [], line + (operator.group() == "\n")
             if operator.group() == "\n" and documents:
                 at, line = _after_documents(text, at, line, documents)

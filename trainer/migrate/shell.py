@@ -1,8 +1,9 @@
-"""A reader of bash scripts such as Megatron-LM's examples: variables, arrays, arithmetic, `if` on strings.
+"""A reader of bash scripts such as Megatron-LM's examples: variables, arrays, arithmetic, `if` and `case` on strings.
 
 Nothing is run. Only assignments of the script are followed; the result is the commands as words, in order. An unknown
 value becomes a word `<NAME>` (expansion.py), so that only an argument that needs it must be refused. The body of a
-loop, a function or a `case` is read once, and the variables that it assigns become unknown.
+loop or a function is read once, and the variables that it assigns become unknown, as do those of a branch that may or
+may not run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from trainer.migrate.expansion import INTEGER, TILDE, VARIABLE, WordExpander, Work, unknown
-from trainer.migrate.lexer import ShellError, Statement, split_statements
+from trainer.migrate.lexer import CASE_ENDS, ShellError, Statement, split_statements
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _ELEMENT = re.compile(r"([A-Za-z_]\w*)\[.*\]\+?=.*", re.DOTALL)  # A[1]=x
@@ -25,7 +26,7 @@ _QUESTIONS = frozenset({"command", "diff", "grep", "hash", "ls", "nvidia-smi", "
 _ALWAYS = MappingProxyType({"true": True, ":": True, "false": False})
 _LOOPS = frozenset({"for", "while", "until", "select"})
 _RESERVED = frozenset(
-    {"if", "elif", "else", "then", "fi", "do", "done", "esac", "{", "}", "(", ")", "!", "time", "exec"}
+    {"if", "elif", "else", "then", "fi", "do", "done", "esac", "{", "}", "(", ")", "!", "time", "exec", *CASE_ENDS}
 )
 _NUMBERS = MappingProxyType(
     {"-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt}
@@ -57,6 +58,9 @@ class _Block(NamedTuple):
         function: the name of the function whose body it is.
         joint: of a block after && or ||: that operator, and whether what is before it succeeds.
         runs: whether what is before it lets it run.
+        subject: of a `case`: the value that patterns are compared with; None: unknown.
+        matched: of a `case` that a pattern follows: whether one before it, joined by |, fits; False: there was none.
+        at_pattern: of a `case`: whether a pattern follows.
     """
 
     taken: bool | None
@@ -66,6 +70,9 @@ class _Block(NamedTuple):
     function: str = ""
     joint: tuple[str, bool | None] | None = None
     runs: bool | None = True
+    subject: str | None = None
+    matched: bool | None = False
+    at_pattern: bool = False
 
 
 def _without_prefix(raw: list[str]) -> list[str]:
@@ -122,9 +129,8 @@ class _ShellReader(WordExpander):
 
     def _followed(self, statements: list[Statement], at: int, joint: tuple[str, bool | None] | None = None) -> int:
         depth, negated, left_group = len(self._blocks), False, False
-        words, line = list(statements[at].words), statements[at].line
-        if self._blocks and self._blocks[-1].end == "esac" and ")" in words:
-            words = words[words.index(")") + 1 :]  # after the pattern
+        piped = at > 0 and statements[at - 1].after == "|" and not (self._blocks and self._blocks[-1].at_pattern)
+        words, line = self._after_pattern(list(statements[at].words)), statements[at].line
         while words and (words[0] in _RESERVED or words[0] in _LOOPS or words[0] == "case" or _is_function(words)):
             first = words[0]
             if first in ("if", "elif"):
@@ -146,7 +152,7 @@ class _ShellReader(WordExpander):
         closed = words[-1:] == [")"]
         words = words[:-1] if closed else words
         # What a part of a pipeline or a background job assigns is lost.
-        apart = after in ("|", "&") or (at > 0 and statements[at - 1].after == "|")
+        apart = after in ("|", "&") or piped
         if words and words[0] not in _TESTS and taken is not False:
             self._simple(words, sure=taken is True and not apart)
         if closed:
@@ -185,8 +191,10 @@ class _ShellReader(WordExpander):
                 return []
             return rest
         if first == "case":
-            self._blocks.append(_Block(None, None, "esac"))
-            return words[words.index(")") + 1 :] if ")" in words else []
+            subject = " ".join(self.expand(rest[0])) if rest else ""
+            known = subject if not unknown(subject) else None
+            self._blocks.append(_Block(False, False, "esac", subject=known, at_pattern=True))
+            return self._after_pattern(rest[2:])
         if _is_function(words):
             self._head = (rest[0] if first == "function" else first).removesuffix("(")
             body = [word for word in rest[first == "function" :] if word not in ("(", ")")]
@@ -201,6 +209,29 @@ class _ShellReader(WordExpander):
                 self._functions.setdefault(name, set())
                 self.arguments, self._head = ["<arguments>"], ""
         return None
+
+    def _after_pattern(self, words: list[str]) -> list[str]:
+        """The words after the pattern of a branch of a `case`, if one begins here; a pattern may end at a later |."""
+        if not (words and self._blocks and self._blocks[-1].at_pattern and words[0] != "esac"):
+            return words
+        block, stop = self._blocks[-1], words.index(")") if ")" in words else len(words)
+        for pattern in words[words[0] == "(" : stop]:
+            block = block._replace(matched=_either(block.matched, self._fits(pattern, block.subject)))
+        if stop < len(words):
+            before = _either(block.taken, block.before)
+            taken = _both(_opposite(before), block.matched)
+            block = block._replace(taken=taken, before=before, matched=False, at_pattern=False)
+        self._blocks[-1] = block
+        return words[stop + 1 :]
+
+    def _fits(self, pattern: str, subject: str | None) -> bool | None:
+        """Whether the subject of a `case` is of this pattern; None: unknown, as with most wildcards."""
+        if pattern == "*":
+            return True
+        text = " ".join(self.expand(pattern))
+        if subject is None or unknown(text) or re.search(r"[*?[(]", text):
+            return None
+        return text == subject
 
     def forget(self, names: Iterable[str], *, local: bool = False) -> None:
         """Set these variables to an unknown value."""
@@ -233,6 +264,13 @@ class _ShellReader(WordExpander):
     def _branch(self, word: str, line: int) -> _Block | None:
         """Go to another branch, or leave a block; returns the block that was left."""
         end = self._blocks[-1].end if self._blocks else None
+        if word in CASE_ENDS:
+            if end != "esac":
+                raise ShellError(f"line {line}: `{word}` without its `case`")
+            block = self._blocks[-1]._replace(at_pattern=True)
+            if word != ";;":  # the next branch may run, too
+                block = block._replace(subject=None, taken=None)
+            self._blocks[-1] = block
         if word in ("else", "fi") and end != "fi":
             raise ShellError(f"line {line}: `{word}` without its `if`")
         if word in ("done", "esac") and end != word:
