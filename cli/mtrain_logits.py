@@ -49,6 +49,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     prompts = read_prompts(arguments.input, strict=arguments.strict)
     with opened(arguments, console, command="logits") as model:
         model.check_tokens()
+        model.check_no_encoder()
         check_prompts(model, prompts, arguments.input)
         rows = [
             model.encode(prompt, add_bos=arguments.add_bos) if isinstance(prompt, str) else prompt

@@ -181,9 +181,10 @@ class Model:
 
         Raises:
             UsageError: a row without tokens, longer than the context, or with ids outside the model's; or a model that
-                classifies rows.
+                classifies rows, or whose encoder reads a text.
         """
         self.check_tokens()
+        self.check_no_encoder()
         return self._gathered(self._forward(self._padded([ids])), range(len(ids)), row=0)
 
     @torch.no_grad()
@@ -199,6 +200,7 @@ class Model:
             UsageError: as `logits`.
         """
         self.check_continues()
+        self.check_no_encoder()
         whole_BS = self._padded(rows, most=self.context + 1)
         tokens_BS, labels_BS = whole_BS[:, :-1], whole_BS[:, 1:]
         local_BSV = self._forward(tokens_BS) if tokens_BS.numel() else None
@@ -305,6 +307,19 @@ class Model:
                 expected="a model that predicts tokens",
                 fix=f"mtrain eval MODEL --task {'classify' if self.classes else 'race'} --data FILE gives accuracy and "
                 "predictions",
+            )
+
+    def check_no_encoder(self) -> None:
+        """Refuse a model whose encoder reads a text before its decoder writes another.
+
+        Raises:
+            UsageError: it is one; the probability of a text's tokens would be that of tokens that it has read.
+        """
+        if self.start is not None:
+            raise UsageError(
+                f"{self.name} has no probabilities of the text that its encoder reads",
+                expected="a model that continues texts, such as a GPT",
+                fix="mtrain generate --log-probs gives those of what its decoder writes",
             )
 
     def check_ids(self, ids: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from trainer.tasks.engine import DecodeEngine, Request, Token
 from trainer.tasks.generate import GenerationRequest, continue_rows, search_beams
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
+from trainer.tasks.score import ScoredSpan
 
 TEXTS = [[5, 17, 99, 200, 41], [7] * 30 + [8, 9], [250], [120, 3, 3, 64, 77, 12, 15, 90, 33, 2, 1]]
 NEW = 20  # tokens, of which the last see more distances than there are buckets
@@ -107,3 +108,12 @@ def test_what_an_encoder_cannot_read_is_refused(pair: tuple[Model, Any]) -> None
         engine.add(Request("a", [300], rules, 4))
     with pytest.raises(UsageError, match=r"has no log probabilities of its prompt"):
         engine.add(Request("a", [1], rules, 4, echo=True))
+
+
+def test_texts_that_an_encoder_reads_are_not_scored(pair: tuple[Model, Any]) -> None:
+    """The rows of both stacks would be the same, so each token would be predicted by one that has read it."""
+    model, _ = pair
+    spans = [ScoredSpan(TEXTS[0], 1)]
+    for score in (lambda: model.score(TEXTS[:1]), lambda: model.score_spans(spans), lambda: model.logits(TEXTS[0])):
+        with pytest.raises(UsageError, match=r"has no probabilities of the text that its encoder reads"):
+            score()
