@@ -11,15 +11,15 @@ Shapes: as in models/gpt/model.py, where N are the tokens that are computed; M m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.config.sections import RecomputeSection
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Parallel, as_input
 from trainer.layers.dropout import Dropout, TokenPlaces, token_places
@@ -65,6 +65,11 @@ class Bert(GPT):
     """One rank's part of one pipeline stage of the model. See `GPT`."""
 
     shape: BertShape
+
+    @classmethod
+    def class_for(cls, shape: BertShape) -> type[GPT]:
+        """See `GPT`."""
+        return PostNormBert if shape.is_post_norm else cls
 
     def __init__(
         self,
@@ -260,19 +265,4 @@ def _pair_loss(logits_B2: Tensor, swapped_B: Tensor) -> NamedLoss:
     return NamedLoss(total, (swapped_B != NO_PAIR).sum(), of_step=True)
 
 
-def build_bert(
-    shape: BertShape,
-    place: Place,
-    *,
-    groups: Mapping[str, Group],
-    dtype: torch.dtype,
-    device: torch.device,
-    config: RunConfig | None = None,
-    allocate: bool = True,
-) -> Bert:
-    """See `build_gpt`."""
-    model = PostNormBert if shape.is_post_norm else Bert
-    built = build_gpt(
-        shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate, model=model
-    )
-    return cast(Bert, built)
+build_bert = functools.partial(build_gpt, model=Bert)

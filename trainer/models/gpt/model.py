@@ -232,6 +232,16 @@ class GPT(nn.Module):
 
     block_type: type[Block] = Block
 
+    @classmethod
+    def class_for(cls, shape: Any) -> type[GPT]:
+        """The class of models of a shape, in a family that has several."""
+        return cls
+
+    @staticmethod
+    def scan_sizes(shape: Any) -> ScanSizes | None:
+        """The sizes of the mixers of a shape; None if it has none."""
+        return None
+
     def __init__(
         self,
         shape: GPTShape,
@@ -510,7 +520,6 @@ def build_gpt(
     config: RunConfig | None = None,
     allocate: bool = True,
     model: type[GPT] = GPT,
-    scans: ScanSizes | None = None,
 ) -> GPT:
     """Allocate a stage with uninitialized weights directly in its dtype on its device.
 
@@ -518,9 +527,10 @@ def build_gpt(
         groups: axis -> ranks along it: "tp", and "cp" if rows are divided.
         config: for kernels, recomputation and seed; None: the fastest kernels, and nothing is recomputed.
         allocate: False: parameters stay on "meta", to be replaced by the caller.
-        model: GPT, or a family's class that differs from it in its blocks. scans: of its mixers.
+        model: GPT, or a family's class; see `GPT.class_for`.
     """
-    kernels = choose_kernels(device, dtype, config.kernels if config else None, scans=scans)
+    model = model.class_for(shape)
+    kernels = choose_kernels(device, dtype, config.kernels if config else None, scans=model.scan_sizes(shape))
     recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)
     with torch.device("meta"):
         dispatch = dict[str, Any]()

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 
-import torch
 from torch import Tensor
 
-from trainer.config.sections import RunConfig
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Parallel
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered
 from trainer.models.gpt_neox import GPTNeoXShape
-from trainer.parallel.collectives import Group
-from trainer.parallel.params import Place
 
 
 class ParallelBlock(Block):
@@ -50,23 +46,14 @@ class Cohere(GPT):
 
 
 class GPTNeoX(GPT):
-    """A GPT of these blocks."""
+    """A GPT of parallel blocks."""
 
     block_type = ParallelBlock
 
+    @classmethod
+    def class_for(cls, shape: GPTNeoXShape) -> type[GPT]:
+        """See `GPT`."""
+        return Cohere if shape.shared_norm else cls if shape.parallel_residual else GPT
 
-def build_gpt_neox(
-    shape: GPTNeoXShape,
-    place: Place,
-    *,
-    groups: Mapping[str, Group],
-    dtype: torch.dtype,
-    device: torch.device,
-    config: RunConfig | None = None,
-    allocate: bool = True,
-) -> GPT:
-    """See `build_gpt`."""
-    model = Cohere if shape.shared_norm else GPTNeoX if shape.parallel_residual else GPT
-    return build_gpt(
-        shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate, model=model
-    )
+
+build_gpt_neox = functools.partial(build_gpt, model=GPTNeoX)

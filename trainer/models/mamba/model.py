@@ -9,10 +9,8 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
-from trainer.config.sections import RunConfig
 from trainer.kernels.scan import ScanSizes
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Parallel
@@ -22,7 +20,6 @@ from trainer.models.family import DecodeState
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered, make_norm
 from trainer.models.mamba.shape import MambaShape, decode_state, kinds
 from trainer.parallel.collectives import Group
-from trainer.parallel.params import Place
 
 _PARTS = {"mixer": (), "attention": ("attention",), "mlp": ("mlp",), "experts": ("mlp",)}
 
@@ -80,23 +77,15 @@ class Mamba(GPT):
     block_type = MambaBlock
     shape: MambaShape
 
+    @staticmethod
+    def scan_sizes(shape: MambaShape) -> ScanSizes | None:
+        """See `GPT`."""
+        return ScanSizes(shape.mixer.head_dim, shape.mixer.state_size) if "M" in shape.pattern else None
+
     def decode_states(self) -> Mapping[int, DecodeState]:
         """See `Stage`; MLPs and experts keep nothing."""
         of_block = {i: decode_state(self.shape, kinds(self.shape)[i]) for i in self.place.blocks(self.shape.num_layers)}
         return {i: state for i, state in of_block.items() if state.tensors}
 
 
-def build_mamba(
-    shape: MambaShape,
-    place: Place,
-    *,
-    groups: Mapping[str, Group],
-    dtype: torch.dtype,
-    device: torch.device,
-    config: RunConfig | None = None,
-    allocate: bool = True,
-) -> GPT:
-    """See `build_gpt`."""
-    build = functools.partial(build_gpt, shape, place, groups=groups, dtype=dtype, device=device)
-    sizes = ScanSizes(shape.mixer.head_dim, shape.mixer.state_size)
-    return build(config=config, allocate=allocate, model=Mamba, scans=sizes if "M" in shape.pattern else None)
+build_mamba = functools.partial(build_gpt, model=Mamba)

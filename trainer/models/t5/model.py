@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.config.sections import RecomputeSection
 from trainer.kernels.table import Kernels
 from trainer.layers.attention import PackedTokens
 from trainer.layers.base import Parallel, as_input
@@ -393,18 +393,4 @@ def _encoder(batch: Microbatch) -> Any:
     return batch.encoder
 
 
-def build_t5(
-    shape: T5Shape,
-    place: Place,
-    *,
-    groups: Mapping[str, Group],
-    dtype: torch.dtype,
-    device: torch.device,
-    config: RunConfig | None = None,
-    allocate: bool = True,
-) -> T5:
-    """See `build_gpt`."""
-    built = build_gpt(
-        shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate, model=T5
-    )
-    return cast(T5, built)
+build_t5 = functools.partial(build_gpt, model=T5)
