@@ -128,34 +128,28 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
             '"alibi" or "none"'
         )
     preset = PRESETS.get(model.preset or "", {})
-    needs: tuple[tuple[str, bool, str], ...] = (
-        ("rope_fraction", model.position == "rope", 'model.position="rope"'),
-        ("rope_interleaved", model.position == "rope", 'model.position="rope"'),
-        ("rope_interval", model.position == "rope", 'model.position="rope"'),
-        ("rope_scaling", model.position == "rope", 'model.position="rope"'),
-        ("rope_factor", model.rope_scaling != "none", "a model.rope_scaling"),
-        ("rope_window_theta", model.position == "rope" and model.window is not None, "rope, and a model.window"),
-        ("rope_short_factors", model.rope_scaling == "longrope", 'model.rope_scaling="longrope"'),
-        ("rope_long_factors", model.rope_scaling == "longrope", 'model.rope_scaling="longrope"'),
+    rope, scaling, gated = model.position == "rope", model.rope_scaling, model.activation in GATED
+    # (keys, whether they have an effect, what they need)
+    needs: tuple[tuple[tuple[str, ...], bool, str], ...] = (
+        (("rope_fraction", "rope_interleaved", "rope_interval", "rope_scaling"), rope, 'model.position="rope"'),
+        (("rope_factor",), scaling != "none", "a model.rope_scaling"),
+        (("rope_window_theta",), rope and model.window is not None, "rope, and a model.window"),
+        (("rope_short_factors", "rope_long_factors"), scaling == "longrope", 'model.rope_scaling="longrope"'),
         (
-            "rope_original_length",
-            model.rope_scaling in ("yarn", "llama3", "longrope"),
+            ("rope_original_length",),
+            scaling in ("yarn", "llama3", "longrope"),
             'model.rope_scaling="yarn", "llama3" or "longrope"',
         ),
-        ("rope_low_freq_factor", model.rope_scaling == "llama3", 'model.rope_scaling="llama3"'),
-        ("rope_high_freq_factor", model.rope_scaling == "llama3", 'model.rope_scaling="llama3"'),
-        ("rope_beta_fast", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
-        ("rope_beta_slow", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
-        ("rope_truncate", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
-        ("activation_clamp", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
-        ("activation_offset", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
-        ("window_interval", model.window is not None, "a model.window"),
-        ("norm_bias", model.norm == "layernorm", 'model.norm="layernorm"'),
+        (("rope_low_freq_factor", "rope_high_freq_factor"), scaling == "llama3", 'model.rope_scaling="llama3"'),
+        (("rope_beta_fast", "rope_beta_slow", "rope_truncate"), scaling == "yarn", 'model.rope_scaling="yarn"'),
+        (("activation_clamp", "activation_offset"), gated, f"model.activation from {', '.join(GATED)}"),
+        (("window_interval",), model.window is not None, "a model.window"),
+        (("norm_bias",), model.norm == "layernorm", 'model.norm="layernorm"'),
     )
-    for key, holds, requirement in needs:
+    for key, requirement in ((key, requirement) for keys, holds, requirement in needs if not holds for key in keys):
         value = getattr(model, key)
         # Values from a preset were not written by the user.
-        if not holds and value not in (ModelSection.__dataclass_fields__[key].default, preset.get(key)):
+        if value not in (ModelSection.__dataclass_fields__[key].default, preset.get(key)):
             yield f"model.{key}={value!r} needs {requirement}; set that, or leave model.{key} out"
     if model.rope_scaling != "none" and model.rope_factor == 1:
         yield (
@@ -245,10 +239,8 @@ def _lora_problems(config: RunConfig) -> Iterator[str]:
     if len({*lora.targets}) < len(lora.targets) or ("gate" in lora.targets and model.activation not in GATED):
         why = f'has no gate with model.activation="{model.activation}"' if "gate" in lora.targets else "lists one twice"
         yield f"model.lora.targets={list(lora.targets)} {why}; remove it"
-    refused = (("optimizer.name", config.optimizer.name, "muon", "adamw"),)
-    for key, value, without, other in refused:
-        if value == without:
-            yield f'{key}="{value}" does not support [model.lora]; set {key}="{other}"'
+    if config.optimizer.name == "muon":
+        yield 'optimizer.name="muon" does not support [model.lora]; set optimizer.name="adamw"'
     if config.optimizer.embedding_lr and "embedding" not in lora.modules_to_save:
         yield (
             f"optimizer.embedding_lr={config.optimizer.embedding_lr:g} changes nothing: [model.lora] freezes the "
