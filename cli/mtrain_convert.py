@@ -27,64 +27,51 @@ from .console import Console, Parser
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain convert --help`."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "source",
         metavar="SOURCE",
         help="a run folder, a checkpoint in it (both also in object storage), or a folder of another project",
     )
     parser.no_option = "mtrain convert SOURCE TARGET --to FORMAT: the new folder is the second word"
-    parser.add_argument("target", metavar="TARGET", help="the new folder")
-    parser.add_argument(
-        "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank", "peft"), help="format of the target"
-    )
-    parser.add_argument(
+    add("target", metavar="TARGET", help="the new folder")
+    add("--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank", "peft"), help="format of the target")
+    add(
         "--checkpoint",
         default="latest",
         metavar="NAME",
         help='checkpoint of a run folder, such as "step-400" (default: latest)',
     )
-    parser.add_argument(
+    add(
         "--model-type",
         default="",
         metavar="TYPE",
         help="model_type of config.json (default: the one that fits the model)",
     )
-    parser.add_argument(
-        "--tokenizer", default="", metavar="FOLDER", help="folder with the tokenizer (default: that of SOURCE)"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="model.KEY=VALUE",
-        help="setting that SOURCE does not record",
-    )
-    parser.add_argument(
+    add("--tokenizer", default="", metavar="FOLDER", help="folder with the tokenizer (default: that of SOURCE)")
+    add("--set", action="append", default=[], metavar="model.KEY=VALUE", help="setting that SOURCE does not record")
+    add(
         "--check",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="compare the logits of both models (default: yes)",
     )
-    hf = parser.add_argument_group("for the weights that are written")
-    hf.add_argument(
-        "--dtype", default="", choices=("fp32", "bf16", "fp16"), help="type of the stored weights (default: unchanged)"
-    )
-    hf.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weights file (default: 5GB)"
-    )
-    hub = parser.add_argument_group("for the Hugging Face hub (--to hf)")
-    hub.add_argument("--push", default="", metavar="hf://OWNER/NAME", help="upload TARGET to a private repository")
-    hub.add_argument("--public", action="store_true", help="create, or allow, a public repository")
-    megatron = parser.add_argument_group("for Megatron-LM (torch_dist, mp_rank)")
-    megatron.add_argument("--no-optimizer", action="store_true", help="do not write the optimizer's state")
-    megatron.add_argument(
+    add = parser.add_argument_group("for the weights that are written").add_argument
+    add("--dtype", default="", choices=("fp32", "bf16", "fp16"), help="type of the stored weights (default: unchanged)")
+    add("--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weights file (default: 5GB)")
+    add = parser.add_argument_group("for the Hugging Face hub (--to hf)").add_argument
+    add("--push", default="", metavar="hf://OWNER/NAME", help="upload TARGET to a private repository")
+    add("--public", action="store_true", help="create, or allow, a public repository")
+    add = parser.add_argument_group("for Megatron-LM (torch_dist, mp_rank)").add_argument
+    add("--no-optimizer", action="store_true", help="do not write the optimizer's state")
+    add(
         "--optimizer-form",
         default="distributed",
         choices=("distributed", "adam"),
         help="torch_dist: form of the optimizer state (default: distributed)",
     )
-    megatron.add_argument("--tp", type=int, default=1, metavar="N", help="mp_rank: tensor-parallel ranks (default: 1)")
-    megatron.add_argument("--pp", type=int, default=1, metavar="N", help="mp_rank: pipeline stages (default: 1)")
+    add("--tp", type=int, default=1, metavar="N", help="mp_rank: tensor-parallel ranks (default: 1)")
+    add("--pp", type=int, default=1, metavar="N", help="mp_rank: pipeline stages (default: 1)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

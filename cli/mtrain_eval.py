@@ -49,32 +49,25 @@ _OF = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain eval --help`."""
     add_model_arguments(parser, dp=True)
-    parser.add_argument(
-        "--all-checkpoints", action="store_true", help="score every checkpoint of a run folder, oldest first"
-    )
-    parser.add_argument("--task", choices=TASKS, help="one of mtrain's own tasks")
-    parser.add_argument("--tasks", metavar="NAMES", help="tasks of lm-evaluation-harness, separated by commas")
-    parser.add_argument("--data", metavar="FILE", help="raw WikiText, LAMBADA, labelled rows, or a corpus or blend")
-    parser.add_argument(
-        "--sequence-length", type=int, metavar="N", help="tokens of a row (default: the model's context)"
-    )
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows computed together (default: 8)")
-    parser.add_argument(
-        "--overlap", type=int, metavar="N", help="wikitext103: windows are shifted by N tokens (default: 32)"
-    )
-    parser.add_argument("--detokenizer", metavar="NAME", help="wikitext103: wiki, ptb or none (default: wiki)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--all-checkpoints", action="store_true", help="score every checkpoint of a run folder, oldest first")
+    add("--task", choices=TASKS, help="one of mtrain's own tasks")
+    add("--tasks", metavar="NAMES", help="tasks of lm-evaluation-harness, separated by commas")
+    add("--data", metavar="FILE", help="raw WikiText, LAMBADA, labelled rows, or a corpus or blend")
+    add("--sequence-length", type=int, metavar="N", help="tokens of a row (default: the model's context)")
+    add("--batch-size", type=int, default=8, metavar="N", help="rows computed together (default: 8)")
+    add("--overlap", type=int, metavar="N", help="wikitext103: windows are shifted by N tokens (default: 32)")
+    add("--detokenizer", metavar="NAME", help="wikitext103: wiki, ptb or none (default: wiki)")
+    add(
         "--strict", action="store_true", default=None, help="lambada: all tokens of the last word must be the likeliest"
     )
-    parser.add_argument(
-        "--max-documents", type=int, metavar="N", help="perplexity: the first N of each corpus (default: all)"
-    )
-    add_columns(parser.add_argument)
-    add_on_error(parser.add_argument)
-    parser.add_argument("--predictions", type=Path, metavar="FILE", help="labelled rows: jsonl of predictions")
-    parser.add_argument("--num-fewshot", type=natural, metavar="N", help="--tasks: examples before each question")
-    parser.add_argument("--limit", type=count, metavar="N", help="--tasks: only the first N questions of each")
-    parser.add_argument("--include-path", type=Path, metavar="DIR", help="--tasks: a folder with further tasks")
+    add("--max-documents", type=int, metavar="N", help="perplexity: the first N of each corpus (default: all)")
+    add_columns(add)
+    add_on_error(add)
+    add("--predictions", type=Path, metavar="FILE", help="labelled rows: jsonl of predictions")
+    add("--num-fewshot", type=natural, metavar="N", help="--tasks: examples before each question")
+    add("--limit", type=count, metavar="N", help="--tasks: only the first N questions of each")
+    add("--include-path", type=Path, metavar="DIR", help="--tasks: a folder with further tasks")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

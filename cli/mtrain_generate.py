@@ -32,77 +32,65 @@ _DEFAULTS = {"temperature": 0.8, "top_p": 0.95}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain generate --help`."""
     add_model_arguments(parser, dp=False)
-    texts = parser.add_argument_group("texts")
-    texts.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated")
-    texts.add_argument("--input", type=Path, metavar="FILE", help='JSON Lines of {"prompt": TEXT or [IDS]}')
-    texts.add_argument("--strict", action="store_true", help="refuse other keys in --input (default: ignore them)")
-    texts.add_argument("--output", type=Path, metavar="FILE", help="append a line of JSON for each text")
-    texts.add_argument("--num-samples", type=int, metavar="N", help="N texts of each prompt (default: 1)")
-    texts.add_argument("--add-bos", action="store_true", help="begin a prompt with the begin-of-text token")
-    texts.add_argument(
-        "--max-tokens", type=int, metavar="N", help="maximum number of new tokens (default: 64, or what fits)"
-    )
-    texts.add_argument(
-        "--min-tokens", type=int, default=0, metavar="N", help="minimum number of new tokens (default: 0)"
-    )
-    texts.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this string; may be repeated"
-    )
-    texts.add_argument("--ignore-eod", action="store_true", help="continue after an end-of-document token")
-    texts.add_argument("--sliding", action="store_true", help="let the oldest tokens fall out of a full context")
-    texts.add_argument("--log-probs", type=int, metavar="N", help="report log probabilities and N likeliest tokens")
-    texts.add_argument("--prompt-log-probs", action="store_true", help="with --log-probs: for the prompt, too")
-    texts.add_argument("--batch-size", type=int, default=8, metavar="N", help="texts computed together (default: 8)")
-    rules = parser.add_argument_group("choosing tokens")
-    rules.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (default: 1234)")
-    rules.add_argument("--greedy", action="store_true", help="always take the most likely token")
-    rules.add_argument("--temperature", type=float, metavar="T", help="softmax temperature; 0: greedy (default: 0.8)")
-    rules.add_argument(
+    add = parser.add_argument_group("texts").add_argument
+    add("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated")
+    add("--input", type=Path, metavar="FILE", help='JSON Lines of {"prompt": TEXT or [IDS]}')
+    add("--strict", action="store_true", help="refuse other keys in --input (default: ignore them)")
+    add("--output", type=Path, metavar="FILE", help="append a line of JSON for each text")
+    add("--num-samples", type=int, metavar="N", help="N texts of each prompt (default: 1)")
+    add("--add-bos", action="store_true", help="begin a prompt with the begin-of-text token")
+    add("--max-tokens", type=int, metavar="N", help="maximum number of new tokens (default: 64, or what fits)")
+    add("--min-tokens", type=int, default=0, metavar="N", help="minimum number of new tokens (default: 0)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this string; may be repeated")
+    add("--ignore-eod", action="store_true", help="continue after an end-of-document token")
+    add("--sliding", action="store_true", help="let the oldest tokens fall out of a full context")
+    add("--log-probs", type=int, metavar="N", help="report log probabilities and N likeliest tokens")
+    add("--prompt-log-probs", action="store_true", help="with --log-probs: for the prompt, too")
+    add("--batch-size", type=int, default=8, metavar="N", help="texts computed together (default: 8)")
+    add = parser.add_argument_group("choosing tokens").add_argument
+    add("--seed", type=int, default=1234, metavar="N", help="random seed (default: 1234)")
+    add("--greedy", action="store_true", help="always take the most likely token")
+    add("--temperature", type=float, metavar="T", help="softmax temperature; 0: greedy (default: 0.8)")
+    add(
         "--top-k", type=int, metavar="K", help="choose among the K likeliest (default: all); masks: show K (default: 5)"
     )
-    rules.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling threshold (default: 0.95)")
-    rules.add_argument(
+    add("--top-p", type=float, metavar="P", help="nucleus sampling threshold (default: 0.95)")
+    add(
         "--min-p", type=float, metavar="P", help="minimum probability, as a share of the likeliest token's (default: 0)"
     )
-    rules.add_argument(
+    add(
         "--top-p-decay",
         type=float,
         default=0.0,
         metavar="X",
         help="multiply top-p by this after each token (default: none)",
     )
-    rules.add_argument(
-        "--top-p-bound", type=float, default=0.0, metavar="P", help="lower bound of the decaying top-p (default: 0)"
-    )
-    rules.add_argument(
+    add("--top-p-bound", type=float, default=0.0, metavar="P", help="lower bound of the decaying top-p (default: 0)")
+    add(
         "--repetition-penalty",
         type=float,
         metavar="X",
         help="penalize tokens of the prompt and the text (default: none)",
     )
-    rules.add_argument(
+    add(
         "--presence-penalty",
         type=float,
         default=0.0,
         metavar="X",
         help="penalize tokens that occur in the text (default: 0)",
     )
-    rules.add_argument(
+    add(
         "--frequency-penalty",
         type=float,
         default=0.0,
         metavar="X",
         help="penalize tokens for each occurrence in the text (default: 0)",
     )
-    rules.add_argument(
-        "--logit-bias", action="append", default=[], metavar="ID=X", help="add X to a token's logit; may be repeated"
-    )
-    beam = parser.add_argument_group("beam search")
-    beam.add_argument("--beam-width", type=int, metavar="K", help="search over K rows; nothing is drawn")
-    beam.add_argument(
-        "--length-penalty", type=float, default=1.0, metavar="X", help="exponent of the length (default: 1)"
-    )
-    beam.add_argument("--num-results", type=int, default=1, metavar="N", help="best texts of each prompt (default: 1)")
+    add("--logit-bias", action="append", default=[], metavar="ID=X", help="add X to a token's logit; may be repeated")
+    add = parser.add_argument_group("beam search").add_argument
+    add("--beam-width", type=int, metavar="K", help="search over K rows; nothing is drawn")
+    add("--length-penalty", type=float, default=1.0, metavar="X", help="exponent of the length (default: 1)")
+    add("--num-results", type=int, default=1, metavar="N", help="best texts of each prompt (default: 1)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

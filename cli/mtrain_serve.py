@@ -37,45 +37,40 @@ def add_arguments(parser: Parser) -> None:
     """See `mtrain serve --help`."""
     parser.axes = ("mesh.tp", "mesh.pp")
     add_folder_arguments(parser)
-    parser.add_argument(
-        "mesh", nargs="*", metavar="mesh.AXIS=N", help="mesh.tp and mesh.pp: ranks along each axis (default: 1)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("mesh", nargs="*", metavar="mesh.AXIS=N", help="mesh.tp and mesh.pp: ranks along each axis (default: 1)")
+    add(
         "--chat-template",
         metavar="NAME",
         help='"tokenizer", "chatml", "plain" or a Jinja file (default: the tokenizer\'s own, else ChatML)',
     )
-    server = parser.add_argument_group("the server")
-    server.add_argument("--host", default="127.0.0.1", metavar="HOST", help="address to listen on (default: 127.0.0.1)")
-    server.add_argument("--port", type=int, default=8000, metavar="N", help="0: any free port (default: 8000)")
-    server.add_argument("--api-key", metavar="KEY", help=f"key that clients must send (default: {KEY}, otherwise none)")
-    limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-batch", type=int, default=16, metavar="N", help="sequences per batch (default: 16)")
-    limits.add_argument(
+    add = parser.add_argument_group("the server").add_argument
+    add("--host", default="127.0.0.1", metavar="HOST", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, default=8000, metavar="N", help="0: any free port (default: 8000)")
+    add("--api-key", metavar="KEY", help=f"key that clients must send (default: {KEY}, otherwise none)")
+    add = parser.add_argument_group("limits").add_argument
+    add("--max-batch", type=int, default=16, metavar="N", help="sequences per batch (default: 16)")
+    add(
         "--cache-tokens",
         type=int,
         metavar="N",
         help="tokens in the KV cache, over all sequences (default: by free memory)",
     )
-    limits.add_argument(
-        "--max-queue", type=int, default=1024, metavar="N", help="open sequences, then status 429 (default: 1024)"
-    )
-    limits.add_argument(
+    add("--max-queue", type=int, default=1024, metavar="N", help="open sequences, then status 429 (default: 1024)")
+    add(
         "--max-request-tokens",
         type=int,
         metavar="N",
         help="tokens of one request, over all its sequences (default: no limit)",
     )
-    limits.add_argument(
+    add(
         "--max-body",
         type=int,
         default=8 << 20,
         metavar="BYTES",
         help="request body size, then status 413 (default: 8 MiB)",
     )
-    limits.add_argument(
-        "--strict", action="store_true", help="reject requests with unknown fields (default: ignore these)"
-    )
+    add("--strict", action="store_true", help="reject requests with unknown fields (default: ignore these)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

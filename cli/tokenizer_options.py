@@ -49,12 +49,7 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
         metavar="N",
         help="NullTokenizer: number of ids; TikTokenizer: number of entries (default: 131072)",
     )
-    add(
-        "--null-tokenizer-eod-id",
-        type=int,
-        metavar="ID",
-        help="NullTokenizer: end-of-document id (default: N - 1)",
-    )
+    add("--null-tokenizer-eod-id", type=int, metavar="ID", help="NullTokenizer: end-of-document id (default: N - 1)")
     add("--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="further special tokens")
     add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="do not add BOS, CLS and the like")
     add("--tokenizer-sentencepiece-legacy", action="store_true", help="special tokens get ids after the pieces")
