@@ -84,6 +84,11 @@ class JinjaTemplate:
         _compiled(self.source)
         return self
 
+    @property
+    def reads_messages(self) -> bool:
+        """Whether it uses the variable with the conversation."""
+        return "messages" in _variables_of(self.source)
+
     def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
         """See `Template`: tokens in the template itself, in its variables, and in its text for a short conversation."""
         used = _variables_of(self.source)

@@ -43,7 +43,8 @@ def choose_template(
         date: YYYY-MM-DD, for templates in Jinja that write today's date; None: they have none.
 
     Raises:
-        UsageError: the tokenizer lacks the template or its tokens, the date is invalid, or jinja2 is not installed.
+        UsageError: the tokenizer lacks the template or its tokens, the file is not a template, the date is invalid, or
+            jinja2 is not installed.
     """
     own = _own_template(tokenizer, model) if choice in (None, OWN) else None
     if choice == PLAIN:
@@ -59,7 +60,14 @@ def choose_template(
             )
         return JinjaTemplate(OWN, own, _variables(tokenizer), date).checked()
     path = Path(str(choice))
-    return JinjaTemplate(path.name, _text_of(path), _variables(tokenizer), date).checked()
+    template = JinjaTemplate(path.name, _text_of(path), _variables(tokenizer), date).checked()
+    if not template.reads_messages:
+        raise UsageError(
+            f"{path} is not a chat template",
+            found="it does not use the variable messages",
+            expected="Jinja such as {% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}",
+        )
+    return template
 
 
 @dataclass(frozen=True)

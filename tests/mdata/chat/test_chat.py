@@ -251,7 +251,12 @@ def test_which_template_is_taken(tmp_path):
     assert choose_template("chatml", WithTokens(config)) == ChatMl(START, END)
     (tmp_path / "chat_template.jinja").write_text("beside")
     assert choose_template("tokenizer", WithTokens(config), model=str(tmp_path)).source == "beside"
-    assert choose_template(str(tmp_path / "chat_template.jinja"), WithTokens()).name == "chat_template.jinja"
+    (tmp_path / "own.jinja").write_text(SPELLED)
+    assert choose_template(str(tmp_path / "own.jinja"), WithTokens()).name == "own.jinja"
+    for source in ("", "[1, 2]", '{"messages": []}'):  # a file of data in its place
+        (tmp_path / "own.jinja").write_text(source)
+        with pytest.raises(UsageError, match=r"own\.jinja is not a chat template\n  found: it does not use"):
+            choose_template(str(tmp_path / "own.jinja"), WithTokens())
     with pytest.raises(UsageError, match="has no chat template of its own"):
         choose_template("tokenizer", WithTokens())
     with pytest.raises(UsageError, match=r"no token .*im_start.* and no .*im_end"):
