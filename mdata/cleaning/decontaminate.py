@@ -105,7 +105,8 @@ def load_item_sets(rules: DecontaminateRules) -> list[ItemSet]:
     """The test sets.
 
     Raises:
-        UsageError: a file cannot be read, or two sets have one name. BadInputError: an item has no text.
+        UsageError: a file cannot be read or has no items, or two sets have one name.
+        BadInputError: an item has no text.
     """
     spec = ReadSpec(json_keys=rules.against_keys, sentence_lists=False, key_option="--against-keys")
     sets = []
@@ -127,6 +128,8 @@ def load_item_sets(rules: DecontaminateRules) -> list[ItemSet]:
                 rows[str(chunk.source.path)] += batch.rows
                 columns = (column.sentences for column in batch.columns)
                 items += ["\n".join(texts) for texts in zip(*columns, strict=True)]
+        if not items:
+            raise UsageError(f"the test set {path} has no items", fix="give its file, or leave it out of --against")
         sets.append(ItemSet(name or Path(path).name.partition(".")[0], items))
     names = Counter(item_set.name for item_set in sets)
     if twice := [name for name, count in names.items() if count > 1]:

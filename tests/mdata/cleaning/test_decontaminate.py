@@ -206,6 +206,9 @@ def test_what_it_refuses(tmp_path):
     with pytest.raises(UsageError, match=r"two test sets have the name corpus"):
         run(corpus, [corpus, corpus], tmp_path / "out")
     assert run(corpus, [f"a={corpus}", f"b={corpus}"], tmp_path / "out").kept == 1  # type: ignore[list-item]
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UsageError, match=r"the test set .*empty\.jsonl has no items\n  try: give its file"):
+        run(corpus, [corpus, tmp_path / "empty.jsonl"], tmp_path / "empty")
     with pytest.raises(UsageError, match=r"rows_only lists removed rows"):
         run(corpus, [corpus], tmp_path / "out", "split", rows_only=True)
     with pytest.raises(ValueError, match=r"least <= most"):
