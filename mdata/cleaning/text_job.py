@@ -36,7 +36,7 @@ from mdata.dedup.plan import read_facts
 from mdata.dedup.row_set import CHUNK, ReadFile, footer_hash, path_of, write_row_set
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
-from mdata.preprocessing.bad_rows import BadRowPolicy
+from mdata.preprocessing.bad_rows import BadRowPolicy, check_bad_row_options
 from mdata.preprocessing.parts import parse_shard, part_folder, part_name
 from mdata.preprocessing.worker_pool import WorkerPool
 from mdata.progress import SILENT, Progress
@@ -112,11 +112,7 @@ class TextJobOptions:
             raise UsageError(f"workers is {self.workers}", expected="at least 1, or 0 for all cores")
         if self.max_record_bytes < 1:
             raise UsageError(f"max_record_bytes is {self.max_record_bytes}", expected="at least 1")
-        if (self.on_error == "quarantine") != (self.quarantine is not None):
-            raise UsageError(
-                f"on_error={self.on_error} with quarantine={self.quarantine}",
-                expected="on_error=quarantine together with a file for the bad rows",
-            )
+        check_bad_row_options(self)
         if self.rows_only and self.where is not None:
             raise UsageError("rows_only counts all rows", fix="leave where out, and give it to preprocess")
         if self.shard is not None and self.rows_only:

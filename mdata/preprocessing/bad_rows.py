@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
-from mdata.errors import BadInputError, counted
+from mdata.errors import BadInputError, UsageError, counted
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.manifest.types import CorpusManifest
 from mdata.progress import Progress
 from mdata.sources.record_batch import BadRow
 
+# Rows, or a share of at most 100 %.
+_LIMIT = re.compile(r"[0-9]{1,18}|(?=[.0-9])(100(\.0{1,30})?|[0-9]{0,2}(\.[0-9]{1,30})?)%")
 # More lines would bury everything else; all bad rows are counted.
 _LINES_SHOWN = 5
 
@@ -37,6 +40,35 @@ class BadRowOptions(Protocol):
     @property
     def max_errors(self) -> str | None:
         """How many may be bad."""
+
+
+def check_bad_row_options(options: BadRowOptions) -> None:
+    """Refuse wrong values, and those without effect, before anything is read.
+
+    Raises:
+        UsageError: names the option and its value.
+    """
+    if options.on_error not in ("stop", "skip", "quarantine"):
+        raise UsageError(f"on_error={options.on_error}", expected="stop, skip or quarantine")
+    if (options.on_error == "quarantine") != (options.quarantine is not None):
+        raise UsageError(
+            f"on_error={options.on_error} with quarantine={options.quarantine}",
+            expected="on_error=quarantine together with a file for the bad rows",
+        )
+    check_max_errors(options.max_errors)
+    if options.max_errors is not None and options.on_error == "stop":
+        raise UsageError(
+            "max_errors has no effect with on_error=stop", fix="on_error=skip (--on-error skip) or quarantine"
+        )
+
+
+def check_max_errors(limit: str | None) -> None:
+    """Raise UsageError for a limit that is neither rows nor a share."""
+    if limit is not None and not _LIMIT.fullmatch(limit):
+        raise UsageError(
+            f"max_errors={limit[:60]}",
+            expected='a number of rows of at most 18 digits, or a share such as "0.5%", of at most 30 after the point',
+        )
 
 
 class BadRowPolicy:

@@ -18,6 +18,7 @@ from mdata.corpus.paths import check_prefix
 from mdata.errors import UsageError, counted
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.object_storage.address import address_of, is_address, neither, refuse_output_address
+from mdata.preprocessing.bad_rows import check_bad_row_options
 from mdata.sources.chat_schema import SCHEMA_KEYS, ChatSchema
 from mdata.sources.conversation import TRAIN_ON
 from mdata.sources.row_filter import RowFilter, parse_filter
@@ -26,8 +27,6 @@ from mdata.util.machine_limits import usable_cores
 
 _MOST_PARTITIONS = 10_000
 _DECIMAL = re.compile(r"[0-9]{0,30}\.?[0-9]{1,30}")
-# Rows, or a share of at most 100 %.
-_LIMIT = re.compile(r"[0-9]{1,18}|(?=[.0-9])(100(\.0{1,30})?|[0-9]{0,2}(\.[0-9]{1,30})?)%")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,25 +190,10 @@ def _check_numbers(options: PreprocessOptions) -> None:
             f"holdout={options.holdout[:60]}",
             expected="a share of the documents from 0 to 1, such as 0.01, of at most 30 digits after the point",
         )
-    if options.max_errors is not None and not _LIMIT.fullmatch(options.max_errors):
-        raise UsageError(
-            f"max_errors={options.max_errors[:60]}",
-            expected='a number of rows of at most 18 digits, or a share such as "0.5%", of at most 30 after the point',
-        )
 
 
 def _check_choices(options: PreprocessOptions) -> None:
-    if options.on_error not in ("stop", "skip", "quarantine"):
-        raise UsageError(f"on_error={options.on_error}", expected="stop, skip or quarantine")
-    if (options.on_error == "quarantine") != (options.quarantine is not None):
-        raise UsageError(
-            f"on_error={options.on_error} with quarantine={options.quarantine}",
-            expected="on_error=quarantine together with a file for the bad rows",
-        )
-    if options.max_errors is not None and options.on_error == "stop":
-        raise UsageError(
-            "max_errors has no effect with on_error=stop", fix="on_error=skip (--on-error skip) or quarantine"
-        )
+    check_bad_row_options(options)
     if options.chat_train_on not in TRAIN_ON:
         raise UsageError(f"chat_train_on={options.chat_train_on}", expected=", ".join(TRAIN_ON))
     if options.chat_schema not in SCHEMA_KEYS:

@@ -32,7 +32,7 @@ from mdata.manifest.io import stage_manifest
 from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import CorpusManifest, InputFile, Origins, Provenance, Statistics
 from mdata.object_storage.address import Address
-from mdata.preprocessing.bad_rows import check_manifest
+from mdata.preprocessing.bad_rows import check_manifest, check_max_errors
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, origins_path
 from mdata.preprocessing.finished import first_damage
 from mdata.preprocessing.joining import add_statistics, document_runs
@@ -81,6 +81,7 @@ def merge(
         UsageError: a part is missing, or they are not parts of one job; no file was changed.
         BadInputError: too many bad rows. DamageError: a part is damaged. ResourceError: a file operation failed.
     """
+    check_max_errors(max_errors)
     results = find_parts(output_prefix, count=parts)
     check_pairs(output_prefix, results, size_of=lambda file: file.stat().st_size if file.is_file() else None)
     return join(results, copy=copy, overwrite=overwrite, max_errors=max_errors, progress=progress)

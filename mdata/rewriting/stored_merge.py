@@ -28,6 +28,7 @@ from mdata.object_storage.facts import ObjectFacts
 from mdata.object_storage.reading import list_objects, read_range
 from mdata.object_storage.stores import open_store
 from mdata.object_storage.uploading import check_writable, remove_objects
+from mdata.preprocessing.bad_rows import check_max_errors
 from mdata.preprocessing.uploads import publish_corpus
 from mdata.progress import SILENT, Progress
 from mdata.rewriting.found_parts import FoundPart, FoundResult, check_pairs, find_parts
@@ -58,6 +59,7 @@ def merge_stored(
         UsageError: as `merge`; no work folder for a copy; no access. DamageError: a part does not match its manifest.
         BadInputError: too many bad rows. ResourceError: the storage or the disk fails.
     """
+    check_max_errors(max_errors)
     prefix = parse_address(output_prefix)
     check_writable(prefix)
     if copy and work_folder is None:

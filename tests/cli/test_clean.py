@@ -137,6 +137,8 @@ def test_a_file_with_other_content_is_refused(
         (["--steps", "lengths"], "lengths"),
         (["--steps", "length", "--workers", "-1"], "workers is -1"),
         (["--compat", "openwebtext"], "OpenWebText counts GPT-2's tokens"),
+        (["--steps", "fix", "--on-error", "skip", "--max-errors", "many"], "max_errors=many\n  expected: a number of"),
+        (["--steps", "fix", "--max-errors", "5"], "max_errors has no effect with on_error=stop"),
         (["--steps", "length", "--quarantine", "x", "--on-error", "skip"], "--quarantine needs --on-error quarantine"),
         (["--steps", "gopher", "--gopher-min-words", "inf"], "--gopher-min-words is inf"),
     ],

@@ -200,6 +200,8 @@ def test_bad_rows_of_all_parts_are_counted_against_the_limit(tmp_path):
         merge(str(tmp_path / "out/c"))
     with pytest.raises(BadInputError, match="100 of 200 rows"):
         merge(str(tmp_path / "out/c"), max_errors="49.9%")
+    with pytest.raises(UsageError, match="max_errors=half\n  expected: a number of rows"):
+        merge(str(tmp_path / "out/c"), max_errors="half")
     merge(str(tmp_path / "out/c"), max_errors="50%")
 
 
