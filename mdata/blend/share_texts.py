@@ -119,7 +119,7 @@ def _power(tokens: int, alpha: object) -> str | None:
     """tokens^alpha as stored in a manifest; None if the note, which is free text, names no such power."""
     try:
         return by_tokens(tokens, alpha) if isinstance(alpha, str) else None
-    except ArithmeticError:
+    except (ArithmeticError, UsageError):
         return None
 
 

@@ -32,6 +32,7 @@ _SHORT = 20  # longest decimal, in characters, that is still readable
 _LARGEST_EXPONENT, _LONGEST_TEXT = 400, 1000
 # What a manifest can store (`ShareText`).
 TEXT_LIMITS = "at most 30 digits on each side of the point or /, and an exponent of at most two digits"
+_LARGEST_ALPHA = 10
 _POWER_DIGITS = 18  # digits of tokens^alpha; fixed, because the text is stored in manifests
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9_]+)\s*$")
 
@@ -138,9 +139,15 @@ def integer_weights(shares: Sequence[Number], names: Sequence[str] | None = None
 
 
 def by_tokens(tokens: int, alpha: str | None) -> str:
-    """tokens^alpha as text of at most 18 digits, the same on every machine."""
+    """tokens^alpha as text of at most 18 digits, the same on every machine.
+
+    Raises:
+        UsageError: alpha is beyond any use, and the power beyond what a share may be.
+    """
     if alpha is None or not tokens:
         return str(tokens)
+    if Decimal(alpha) > _LARGEST_ALPHA:
+        raise UsageError(f"alpha is {alpha[:60]}", expected=f"at most {_LARGEST_ALPHA}: 1 by tokens, 0 equally")
     context = Context(prec=_POWER_DIGITS)
     power = context.power(Decimal(tokens), Context(prec=_POWER_DIGITS).create_decimal(str(Decimal(alpha))))
     return format(power.normalize(context), "f")

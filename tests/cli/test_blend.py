@@ -123,6 +123,7 @@ def test_a_change_in_mid_run(corpora, capsys):
         (["1e999", "web", "--dry-run"], "a share has too many digits, or too large an exponent: '1e999'"),
         (["web", "--samples", "5", "--dry-run"], "--samples needs --sequence-length"),
         (["web", "--alpha", "x", "--dry-run"], "alpha is 'x'"),
+        (["web", "--alpha", "1e99", "--dry-run"], "alpha is 1e99\n  expected: at most 10"),
         (["--per-split-data-args-path", "none.json", "--dry-run"], "none.json: No such file"),
         (["--from", "old.json", "--dry-run"], "--from needs --at-sample and --sequence-length"),
         (["--from", "old.json", "--at-sample", "3", "--sequence-length", "8", "--set", "x", "--dry-run"], "NAME=VALUE"),
