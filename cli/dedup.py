@@ -67,7 +67,12 @@ def options_of(arguments: argparse.Namespace) -> DedupOptions:
         raise UsageError("--bands has no effect with --exact", fix="leave --exact or --bands out")
     if arguments.exact and arguments.verify:
         raise UsageError("--exact has nothing to verify", fix="leave --exact or --verify out")
-    if arguments.shard and not arguments.stage and not arguments.substring:
+    for name in ("parts", "ranges"):
+        if getattr(arguments, name) and not arguments.stage:
+            raise UsageError(
+                f"--{name} {getattr(arguments, name)} without a stage", fix="mdata dedup STAGE ..., or leave it out"
+            )
+    if arguments.shard is not None and not arguments.stage and not arguments.substring:
         raise UsageError(
             f"--shard {arguments.shard} without a stage", fix="mdata dedup sign --shard ..., or mdata launch"
         )
@@ -98,7 +103,7 @@ def options_of(arguments: argparse.Namespace) -> DedupOptions:
         **{**compatible, **given},
         include=tuple(arguments.include),
         exclude=tuple(arguments.exclude),
-        shard=parse_shard(arguments.shard) if arguments.shard else ALL,
+        shard=ALL if arguments.shard is None else parse_shard(arguments.shard),
     )
 
 

@@ -119,6 +119,9 @@ class DedupOptions:
             raise UsageError("substring makes no signatures", fix="leave keep_signatures out")
         if self.workers < 0:
             raise UsageError(f"workers is {self.workers}", expected="at least 1, or 0 for all cores")
+        for name in ("parts", "ranges"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}", expected="at least 1, or 0 for all that are there")
 
     @cached_property
     def inputs(self) -> tuple[str | Path, ...]:
