@@ -89,8 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--logit-bias", action="append", default=[], metavar="ID=X", help="add X to a token's logit; may be repeated")
     add = parser.add_argument_group("beam search").add_argument
     add("--beam-width", type=int, metavar="K", help="search over K rows; nothing is drawn")
-    add("--length-penalty", type=float, default=1.0, metavar="X", help="exponent of the length (default: 1)")
-    add("--num-results", type=int, default=1, metavar="N", help="best texts of each prompt (default: 1)")
+    add("--length-penalty", type=float, metavar="X", help="exponent of the length (default: 1)")
+    add("--num-results", type=int, metavar="N", help="best texts of each prompt (default: 1)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
@@ -232,8 +232,8 @@ def _search(
             prompt,
             width=arguments.beam_width,
             max_tokens=arguments.max_tokens or min(DEFAULT_TOKENS, max(1, model.context - max(1, len(before)))),
-            length_penalty=arguments.length_penalty,
-            count=arguments.num_results,
+            length_penalty=1.0 if arguments.length_penalty is None else arguments.length_penalty,
+            count=1 if arguments.num_results is None else arguments.num_results,
             rules=rules,
         )
         for beam in beams:
@@ -281,6 +281,10 @@ def _check(arguments: argparse.Namespace) -> None:
         (arguments.log_probs is not None and not 0 <= arguments.log_probs <= 1000, "--log-probs is not in 0 to 1000"),
         (arguments.prompt_log_probs and arguments.log_probs is None, "--prompt-log-probs needs --log-probs"),
         (arguments.strict and arguments.input is None, "--strict is for the keys of --input"),
+        (
+            arguments.beam_width is None and (arguments.num_results, arguments.length_penalty) != (None, None),
+            "--num-results and --length-penalty need --beam-width; --num-samples draws several texts",
+        ),
         (
             arguments.beam_width is not None and bool(arguments.output or arguments.num_samples or arguments.stop),
             "--beam-width cannot be combined with --output, --num-samples (--num-results) or --stop",

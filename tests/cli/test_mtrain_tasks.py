@@ -95,6 +95,8 @@ def test_eval(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (("generate", "--logit-bias", "x"), "--logit-bias x is not valid"),
         (("generate", "--logit-bias", "300=1"), "token 300, the vocabulary has 300"),
         (("generate", "--beam-width", "0"), "beam_width=0"),
+        (("generate", "--num-results", "2"), "--num-results and --length-penalty need --beam-width"),
+        (("generate", "--length-penalty", "0.5"), "need --beam-width; --num-samples draws several texts"),
         (("generate", "--beam-width", "2", "--length-penalty", "nan"), "length_penalty=nan is out of range"),
         (("generate", "--checkpoint", "step-3"), "a run folder alone has checkpoints"),
         (("generate", "--strict"), "--strict is for the keys of --input"),
