@@ -637,6 +637,10 @@ class _TextJob:
                     record[name] = record[name] and SyncPoint(*record[name])
                 return _State(**record)
             self.progress.note("the interrupted run in this folder was of other input or options; starting over")
+        for target in map(Path, filter(None, (self.options.removed, self.options.quarantine))):
+            if target.exists() or target.is_symlink():  # it may be anything, such as the input or a device
+                fix = "another file; or remove it, if an earlier command wrote it"
+                raise UsageError(f"{target} already exists, and is not replaced", fix=fix)
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
         return _State()

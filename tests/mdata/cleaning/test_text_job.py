@@ -339,6 +339,14 @@ def test_what_it_refuses(tmp_path):
         run("-", tmp_path / "out")
     with pytest.raises(UsageError, match=r"removed=.* would be an input"):
         run(source, tmp_path / "out", removed=str(tmp_path / "out/removed.jsonl"))
+    content = source.read_bytes()
+    with pytest.raises(UsageError, match=r"a\.jsonl already exists, and is not replaced\n  try: another file; or"):
+        run(source, tmp_path / "out", removed=str(source))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match=r"pipe already exists"):
+        run(source, tmp_path / "out", on_error="quarantine", quarantine=str(pipe))
+    assert source.read_bytes() == content and pipe.is_fifo()
     run(source, tmp_path / "out")
     with pytest.raises(UsageError, match=r"(?s)result of other input or options.*different clean"):
         run(source, tmp_path / "out", DROPS)
