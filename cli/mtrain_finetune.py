@@ -44,6 +44,7 @@ from .mtrain_init import (
     NoLayoutError,
     Tables,
     batch_rows,
+    check_regular,
     explained,
     parsed,
     summary,
@@ -169,6 +170,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     model, new_rows = _with_new_tokens(model, arguments.add_tokens) if arguments.add_tokens else (model, {})
     folder = Path(given.get("run", {}).get("folder") or arguments.folder or _default_folder(arguments))
     output = Path(arguments.output or folder / "run.toml")
+    if not arguments.print:
+        check_regular(output)
     sources = [_Source(folder / "data", arguments.data), _Source(folder / "data/valid", arguments.valid or "")]
     sources = [] if arguments.task else [source.looked_at() for source in sources]
     begun = (folder / "config.toml").exists()

@@ -115,9 +115,9 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.run.launch import survey
 
     output = Path(arguments.output)
+    check_regular(output)
     if output.exists() and not arguments.overwrite:
-        fix = "give another --output: this is a folder" if output.is_dir() else "give --overwrite, or another --output"
-        raise UsageError(f"{output} already exists", fix=fix)
+        raise UsageError(f"{output} already exists", fix="give --overwrite, or another --output")
     if not output.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}", fix="create it, or another --output")
     draft = ask_all(_Questions(arguments, console))
@@ -136,6 +136,13 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     lines.append(f"next: mtrain check {output}{ranks_there}")
     console.result("\n".join(lines), {"output": str(output), "config": draft.tables, "ranks": ranks})
     return 0
+
+
+def check_regular(output: Path) -> None:
+    """Raise UsageError if a folder, or a device that --overwrite would replace by a file, has the name of the file."""
+    if output.exists() and not output.is_file():
+        kind = "a folder" if output.is_dir() else "not a regular file"
+        raise UsageError(f"--output {output}: this is {kind}", fix="give another --output")
 
 
 class _Questions:

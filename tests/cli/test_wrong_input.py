@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -49,7 +50,9 @@ MTRAIN = [
     ("config --key trian", "did you mean train?"),
     ("finetune m t.jsonl --task mnl", "try: mnli? See mtrain finetune --help"),
     ("convert m --output hf --to hf", "try: mtrain convert SOURCE TARGET --to FORMAT"),
-    ("init --yes --output run", "run already exists\n  try: give another --output: this is a folder"),
+    ("init --yes --output run", "--output run: this is a folder\n  try: give another --output"),
+    ("init --yes --overwrite --output pipe", "--output pipe: this is not a regular file\n  try: give another --output"),
+    ("finetune m chats.jsonl --overwrite --output pipe", "--output pipe: this is not a regular file"),
     ("init --yes --output no/run.toml", "--output no/run.toml: there is no folder no"),
     ("init --yes --data mock --gpus 0 --model llama3.2-1c", "try: llama3.2-1b?"),
     ("generate m --input ids.jsonl", "ids.jsonl, line 2: token 99999 is outside the vocabulary"),
@@ -70,6 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "ok.jsonl").write_text('{"prompt": [5, 6]}\n')
     (folder / "ids.jsonl").write_text('{"prompt": [5, 6]}\n{"prompt": [5, 99999]}\n')
     (folder / "run").mkdir()
+    os.mkfifo(folder / "pipe")
     for name in ("data.json", "config.toml"):
         (folder / "run" / name).touch()
     save("llama2", folder / "m")
