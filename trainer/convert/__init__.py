@@ -1,1 +1,1 @@
-"""Reading models of other projects as our logical tensors, and writing them."""
+"""Reads models of other projects as our logical tensors, and writes them."""

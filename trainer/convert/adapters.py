@@ -1,9 +1,9 @@
 """Adapters beside the weights of another folder: merged on reading, and as folders of Hugging Face's peft.
 
-A checkpoint of a run with [model.lora] holds adapters alone; so does a folder of peft, adapter_config.json with
-adapter_model.safetensors. Both name the folder of the frozen weights, which a checkpoint also knows by a hash of their
-values. Opened, either is a model like any other: W + scale B A is computed in fp32 from what is read, and rounded by
-who writes it. From peft's settings that change more than this are refused by name.
+A checkpoint of a run with [model.lora] holds only adapters; so does a folder of peft, adapter_config.json with
+adapter_model.safetensors. Both name the folder of the frozen weights, of which a checkpoint also has a hash. Once
+opened, either is a model like any other: W + scale B A is computed in fp32 on reading, and rounded by the writer.
+Settings of peft that change more than this are refused by name.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class MergedWeights:
         return torch.addmm(piece.to(wide), b, a, alpha=self._scale)
 
     def _layer(self, name: str) -> str:
-        """The layer of a weight that has an adapter; "": it has none."""
+        """The layer of a weight with an adapter; "" without one."""
         layer = name.removesuffix(".weight")
         return layer if f"{layer}.lora_a" in self._adapters.tensors else ""
 
 
 def weights_hash(model: ModelFolder) -> str:
-    """Of names, shapes, types and values of a model's weights, in whatever files they are."""
+    """A hash of names, shapes, types and values of a model's weights, independent of their files."""
     digest = blake3(max_threads=blake3.AUTO)
     for name, info in sorted(model.source.tensors.items()):
         if name.startswith("weight/"):
@@ -115,7 +115,7 @@ def weights_hash(model: ModelFolder) -> str:
 
 
 def check_base(model: ModelFolder, actual: str, *, expected: str, where: str) -> None:
-    """Compare the hash of frozen weights with that of those beside which the adapters of a checkpoint were trained.
+    """Check that frozen weights are those with which the adapters of a checkpoint were trained, by their hash.
 
     Raises:
         UsageError: they differ. `where`: the checkpoint, for the message.
@@ -185,7 +185,7 @@ def open_peft(path: Path, open_model: Callable[..., ModelFolder]) -> ModelFolder
     """An adapter that peft has written, merged with its weights.
 
     Raises:
-        UsageError: settings that we lack, or no such weights. DamageError: tensors are missing or do not fit.
+        UsageError: unsupported settings, or missing frozen weights. DamageError: tensors are missing or do not fit.
     """
     settings = read_json(path / CONFIG, subject="the adapter's settings")
     _check_settings(path, settings)
@@ -334,7 +334,7 @@ def _saved_links(base: ModelFolder, *, model_type: str) -> dict[SavedModule, Lin
 
 
 def _tied_head(base: ModelFolder, *, model_type: str) -> Link:
-    """The head that peft has beside a tied embedding: the same weights again."""
+    """The copy of a tied embedding that peft stores as the head."""
     return _saved_link(base, "embedding.weight", "head.weight", model_type=model_type)
 
 

@@ -1,9 +1,9 @@
-"""Whether two folders hold the same model: logits of both on the same seeded tokens, in fp32 on the CPU.
+"""Checks that two folders hold the same model: compares logits on the same seeded tokens, in fp32 on the CPU.
 
-A Hugging Face folder is run by transformers where that is installed, every other one by our model; so a mistake in a
-table of names or in a configuration is found, not only one in copying. If our model runs both, only a mistake in
-copying can be found, and the result says so. One model is in memory at a time. The tokenizer of a folder that was
-written for transformers is compared as well: for some families transformers keeps only the vocabulary of its files.
+A Hugging Face folder is run by transformers if that is installed, every other one by our model. So a mistake in a table
+of names or in a configuration is found too; if our model runs both, only mistakes in copying are, and the result says
+so. One model is in memory at a time. The tokenizer of a folder that was written for transformers is compared as well:
+for some families transformers keeps only the vocabulary of its files.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def compare_logits(before: ModelFolder, after: ModelFolder, *, finite: bool = Tr
 
 
 def check_text(check: Mapping[str, Any]) -> str:
-    """What was compared, as one line for the user."""
+    """The comparison of logits, as one line for the user."""
     if not check["compared"]:
         return f"not checked: {check['why']}"
     difference = f"largest difference of logits {check['largest_difference']:.3g}"
@@ -146,7 +146,7 @@ def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any
 
 
 def token_ids_text(result: Mapping[str, Any]) -> str:
-    """What `compare_token_ids` found, as one line for the user."""
+    """The result of `compare_token_ids`, as one line for the user."""
     if not result["compared"]:
         return f"the tokenizer was not compared with that of transformers: {result['why']}"
     if not result["different"]:
@@ -160,7 +160,7 @@ def token_ids_text(result: Mapping[str, Any]) -> str:
 
 
 def has_transformers() -> bool:
-    """Whether transformers is installed, which can run a Hugging Face folder."""
+    """Whether transformers is installed, to run Hugging Face folders."""
     return importlib.util.find_spec("transformers") is not None
 
 

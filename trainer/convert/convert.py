@@ -1,9 +1,9 @@
 """`mtrain convert`: a model folder of one format becomes one of another, in one pass and with bounded memory.
 
-What a folder is, is seen from its files. The target is written under a hidden name beside its final one, compared with
-the source (`compare.py`) and renamed: what has the final name is whole. conversion.json in it says where it comes from
-and what the comparison gave; by it the same conversion, given again, finds its own result. A few pieces of one tensor
-are in memory, and what the source holds of it.
+The format of a folder follows from its files. The target is written under a hidden name beside its final one, compared
+with the source (`compare.py`) and renamed, so a folder with the final name is complete. Its conversion.json records the
+source and the result of the comparison, by which a repeated conversion finds its own result. Memory holds a few pieces
+of one tensor.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class ConvertOptions:
 
     Args:
         to: format of the target.
-        dtype: of stored weights, a key of DTYPES; "": as they are (ours are always fp32).
+        dtype: of stored weights, a key of DTYPES; "": unchanged (ours are always fp32).
         max_shard_bytes: of one file of weights.
         checkpoint: which one of a run folder: "latest" or a name.
         model_type: of config.json; "": the one that fits the model.
-        settings: `model.key=value` for what the source does not say, or to correct it.
+        settings: `model.key=value`, for settings that the source lacks or has wrong.
         tokenizer: a folder with the tokenizer; "": that of the source.
         optimizer: whether moments are converted, where both formats have them.
         optimizer_form: of a torch_dist target; see torch_dist_write.py.
@@ -103,7 +103,7 @@ _DEFAULTS = MappingProxyType(
 
 
 def convert(source: Location, target: Path, *, options: ConvertOptions, progress: Progress = SILENT) -> dict[str, Any]:
-    """Write the model of one folder into another, new one; returns what conversion.json says.
+    """Write the model of one folder into a new one; returns the content of conversion.json.
 
     Raises:
         UsageError: a folder of no known format, a model that the target's format cannot express, or a target that
@@ -156,7 +156,7 @@ def _write_target(
     options: ConvertOptions,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write, compare and rename; returns what conversion.json says."""
+    """Write, compare and rename; returns the content of conversion.json."""
     partial = atomic_io.partial_path(target)
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -387,7 +387,7 @@ def _runner(model: ModelFolder, stored: torch.dtype) -> Format:
 
 
 def with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
-    """The model with the tokenizer that was asked for, if it fits.
+    """The model with the requested tokenizer, if it fits.
 
     Raises:
         UsageError: there is none in the folder, or it has more ids than the model has rows.

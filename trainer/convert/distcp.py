@@ -33,7 +33,7 @@ _PREFIX = "torch.distributed.checkpoint."
 
 
 class _Record(NamedTuple):
-    """Where a chunk or an object is stored, and whether it is compressed."""
+    """The place of a stored chunk or object, and whether it is compressed."""
 
     file: str
     begin: int
@@ -42,7 +42,7 @@ class _Record(NamedTuple):
 
 
 class _Metadata(NamedTuple):
-    """What `.metadata` says.
+    """The content of `.metadata`.
 
     Args:
         tensors: name -> shape and dtype. chunks: of each tensor. objects: names of what is stored beside tensors.
@@ -179,7 +179,7 @@ class ChunkSource:
         return [start for start, _ in self._chunks[name]]
 
     def load_object(self, name: str) -> Any:
-        """What is stored beside tensors under a name."""
+        """The object that is stored under a name."""
         if name not in self.objects:
             raise DamageError(f"{self.folder / METADATA} has no {name}", fix="restore the folder")
         return self._load(name, ())

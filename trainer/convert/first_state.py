@@ -2,8 +2,7 @@
 
 Each rank reads the rectangles that it owns, as it does from a checkpoint; nothing is converted on the disk. Tensors
 have to fit; a model with equal tensors and another function (such as another rope_theta) is reported, not refused,
-because some runs want just that. How far the other run was is in `FirstState.run`; what is done with it is decided in
-run/resume.py.
+because some runs need that. The progress of the other run is in `FirstState.run`; run/resume.py decides how to use it.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ TEXT = "The year is 1969."  # that tokenizers of one vocabulary agree about, how
 
 
 class FirstState(NamedTuple):
-    """What a new run begins with.
+    """The state with which a new run begins.
 
     Args:
-        folder: the checkpoint. run: how far its run was; None: the folder says nothing of a run. notes: for the user.
-        config: of that run; None: it was none of ours.
+        folder: the checkpoint. run: the progress of its run; None if the folder records none. notes: for the user.
+        config: of that run; None if it was not one of ours.
     """
 
     folder: Location
@@ -59,7 +58,7 @@ class ForeignTokenizer(UsageError):
 def first_state(
     config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfig | None = None, data_ids: int = 0
 ) -> FirstState | None:
-    """What checkpoint.init_from has, compared with the model; None where it is not set.
+    """The state in checkpoint.init_from, after comparing it with the model; None if the key is not set.
 
     Args:
         tokenizer: of the training data; None: unknown. data_ids: the number of its ids; 0: unknown.
@@ -109,7 +108,7 @@ def first_state(
 
 
 def refuse_more_ids(data_ids: int, model: ModelFolder, *, where: str) -> None:
-    """See that the data has no more ids than the weights; `where`: the folder, for the message."""
+    """Check that the data has no more ids than the weights; `where`: the folder, for the message."""
     if data_ids > model.vocab_size:
         raise ForeignTokenizer(
             f"the training data does not belong to the weights of {where}",
@@ -120,7 +119,7 @@ def refuse_more_ids(data_ids: int, model: ModelFolder, *, where: str) -> None:
 
 
 def check_tokenizer(data: TokenizerConfig, folder: TokenizerConfig, *, where: str) -> None:
-    """See that ids of the data are the same text to the folder's tokenizer; `where`: the folder, for the message."""
+    """Check that the folder's tokenizer decodes ids of the data alike; `where`: the folder, for the message."""
     if "NullTokenizer" in (data.name, folder.name):
         return  # ids that never were text
     ours, theirs = (
@@ -229,7 +228,7 @@ def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> No
 
 
 def _check_adapter(asked: LoRASection, there: LoRASection, *, where: str) -> None:
-    """See that the adapters of a folder are those that the run trains on."""
+    """Check that the adapters of a folder are those that the run continues to train."""
     every = get_args(LoRATarget)
     values = [
         (lora.rank, lora.scale, sorted(lora.targets or every), sorted(lora.modules_to_save)) for lora in (asked, there)
@@ -258,7 +257,7 @@ def _differing(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def _check_moments(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:
-    """See that the state of this update rule is there; its shapes are those of the weights."""
+    """Check that the state of this update rule exists; its shapes are those of the weights."""
     family, rule = family_of(config), config.optimizer.name
     table = family.parameters(family.shape(config, vocab_size), Place())
     missing = [

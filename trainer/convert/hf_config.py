@@ -1,8 +1,8 @@
 """Hugging Face's config.json and our [model], in both directions.
 
-Which settings a model_type has, and what they mean, is said by its family (`HuggingFace` in models/family.py). What
-changes the function and that we lack is refused by name; all other keys are left alone. `to_hf` writes, reads its own
-result, and refuses every difference, so the two directions cannot drift apart. Pure.
+The settings of a model_type and their meaning are defined by its family (`HuggingFace` in models/family.py).
+Unsupported settings that change the function are refused by name; all other keys are ignored. `to_hf` writes, reads its
+own result, and refuses every difference, so the two directions cannot drift apart. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.config.sections import RunConfig
 from trainer.convert.model_keys import OTHER_FORM, effective, model_config, refuse_differences
 from trainer.models.family import FAMILIES, HuggingFace, Json, family_named, family_of
 
-MXFP4 = "mxfp4"  # the way of quantizing weights whose numbers are read
+MXFP4 = "mxfp4"  # the only quantization that is read
 
 
 def families_of_types() -> dict[str, str]:
@@ -26,13 +26,13 @@ def families_of_types() -> dict[str, str]:
 
 
 def _unlike() -> dict[str, str]:
-    """Values of model_type that are refused, each with the part that we lack."""
+    """Values of model_type that are refused, each with the unsupported part."""
     faces = (family_named(name).hugging_face for name in FAMILIES)
     return {kind: reason for face in faces if face for kind, reason in face.unlike.items()}
 
 
 def hugging_face(config: RunConfig) -> HuggingFace:
-    """What transformers has of a model's family.
+    """The counterpart of a model's family in transformers.
 
     Raises:
         UsageError: it has nothing.
@@ -52,10 +52,10 @@ def from_hf(config_json: Json, *, where: str, fix: str = "this model has a part 
     """The model that a config.json describes.
 
     Args:
-        where: its name, for messages. fix: what to do about settings that we lack.
+        where: its name, for messages. fix: the advice for unsupported settings.
 
     Raises:
-        UsageError: another model_type, or settings that we lack; all of them by name.
+        UsageError: another model_type, or unsupported settings; names all of them.
     """
     kind, families = config_json.get("model_type"), families_of_types()
     if not isinstance(kind, str) or kind not in families:

@@ -1,9 +1,9 @@
 """Hugging Face folders: config.json, safetensors in one file or sharded by an index, generation config, tokenizer.
 
-Reading looks at the headers of the files alone and checks them against config.json; a tensor's rows are read when they
-are asked for. Only safetensors are read: pytorch_model.bin is a pickle. Matrices in MXFP4, as gpt-oss is published, are
-read as the bf16 numbers that they stand for. Writing streams tensors in our order, in shards of a given size, with the
-index beside them.
+Opening reads only the headers of the files and checks them against config.json; a tensor's rows are read on demand.
+Only safetensors are read: pytorch_model.bin is a pickle. Matrices in MXFP4, as gpt-oss is published, are read as the
+bf16 numbers that they stand for. Writing streams tensors in our order, in shards of a given size, with the index beside
+them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SHARD = re.compile(r"[^/\\\x00]+\.safetensors")
 
 
 class SafetensorsSource:
-    """The tensors of several safetensors files; rows are read when they are asked for.
+    """The tensors of several safetensors files; rows are read on demand.
 
     Args:
         files: tensor -> its file; None: those of one file. folder: of the files.
@@ -174,7 +174,7 @@ def open_hf(path: Path) -> ModelFolder:
     """A folder with config.json and safetensors.
 
     Raises:
-        UsageError: a model or a setting that we lack. DamageError: files or tensors that are missing or do not fit.
+        UsageError: an unsupported model or setting. DamageError: files or tensors that are missing or do not fit.
     """
     config_json = read_json(path / CONFIG, subject="the model's configuration")
     config = from_hf(config_json, where=str(path / CONFIG))
@@ -247,7 +247,7 @@ def _whole(source: Source, name: str) -> Tensor:
 
 
 def find_tokenizer(path: Path) -> TokenizerConfig | None:
-    """The tokenizer whose files lie in a folder."""
+    """The tokenizer in a folder."""
     stored = path / SETTINGS
     settings = read_json(stored, subject="the tokenizer's settings") if stored.is_file() else {}
     for files, spec in (
@@ -331,7 +331,7 @@ def write_hf(
             if "decoder_start_token_id" in ends:  # T5 refuses the token types that BertTokenizer makes
                 settings["model_input_names"] = ["input_ids", "attention_mask"]
             _write_json(target / SETTINGS, settings)
-    # Last: a folder without it is no model.
+    # Last: a folder without it is not a model.
     _write_json(target / CONFIG, {**ends, **config, "dtype": _NAMES[dtype], "torch_dtype": _NAMES[dtype]})
 
 
@@ -347,7 +347,7 @@ def _wordpiece_settings(tokenizer: TokenizerConfig) -> dict[str, Any]:
 
 
 def _special_ids(model: ModelFolder) -> dict[str, int | None]:
-    """What config.json says of the end of a document; without it transformers takes the family's own ids.
+    """The entries of config.json for the end of a document; without them transformers uses the family's own ids.
 
     A decoder of transformers begins with what pads its rows.
     """

@@ -1,4 +1,4 @@
-"""Which box of one tensor is which box of another, as data that is read in both directions.
+"""Declares which box of one tensor equals which box of another, as data that works in both directions.
 
 A `Link` joins a box of one of our logical tensors to a box of a tensor of another project. Both are written as einops
 writes shapes: "(group slot channel) width" is a matrix whose rows are a product of three axes. Concatenation, stacking
@@ -26,7 +26,7 @@ Ranges = Mapping[str, tuple[int, int]]  # axis -> (first, count)
 
 
 class TensorInfo(NamedTuple):
-    """What is known of a tensor before it is read."""
+    """Shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -94,8 +94,8 @@ def link(
 
     Args:
         ours, theirs: (name of the tensor, its dims, such as "(head channel) width").
-        lengths: elements of each axis that the link is about; 1 where an axis is not named.
-        ours_in, theirs_in: axis -> (first, extent) where that side has more elements than the link is about.
+        lengths: elements of each axis that the link covers; 1 for axes that are not named.
+        ours_in, theirs_in: axis -> (first, extent) if that side has more elements than the link covers.
     """
     return Link(*(_side(*side, lengths, inside or {}) for side, inside in ((ours, ours_in), (theirs, theirs_in))))
 
@@ -148,7 +148,7 @@ class Linked:
 
 
 class Watched:
-    """A source that notes which tensors may hold values that are not finite.
+    """A source that records which tensors may hold values that are not finite.
 
     Args:
         source: is read.
@@ -184,7 +184,7 @@ def covers_exactly(links: Sequence[Link]) -> bool:
 
 
 def _fill_(out: Tensor, link: Link, *, source: Source, start: Sequence[int]) -> None:
-    """Copy what a link says into the rectangle of its first side that begins at `start`."""
+    """Copy a link's elements into the rectangle of its first side that begins at `start`."""
     parts = [
         list(_parts(dim, low, low + count)) for dim, low, count in zip(link.ours.dims, start, out.shape, strict=True)
     ]

@@ -1,8 +1,8 @@
 """Megatron-LM's arguments, as its checkpoints keep them, and our [model], in both directions.
 
 Reading goes through the rules of `mtrain config --from-megatron`: an argument means the same on the command line and in
-a checkpoint. What older or foreign checkpoints lack is seen from the tensors where they show it, and taken as
-Megatron's default where they do not; both are told. Writing reads its own result and refuses every difference. Pure.
+a checkpoint. Arguments missing in older or foreign checkpoints are inferred from the tensors if possible, otherwise
+Megatron's defaults are assumed; both are reported. Writing reads its own result and refuses every difference. Pure.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def from_arguments(
         settings: keys of [model] that a user gives. layers: that have tensors.
 
     Raises:
-        UsageError: arguments that we lack, or that are missing; all of them by name.
+        UsageError: arguments that are unsupported or missing; names all of them.
     """
     said: list[str] = []
     if not arguments and (sizes := _sizes_of(tensors, layers, settings)):
@@ -158,7 +158,7 @@ def to_arguments(config: RunConfig, vocab_size: int, *, padded_rows: int, tp: in
 def _completed(
     arguments: Arguments, tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any], *, where: str
 ) -> tuple[Given, tuple[str, ...]]:
-    """The arguments as the command line would have given them, and what was not found there."""
+    """The arguments as the command line would have set them, and the names of missing ones."""
     values = dict(read_arguments([], flag_table()).values)
     notes = [note for key, note in _seen_in_tensors(arguments, tensors, values) if key not in settings]
     for name in values:
@@ -181,7 +181,7 @@ def _completed(
 
 
 def _program(found: Arguments, tensors: Mapping[str, TensorInfo]) -> str:
-    """Which of Megatron's programs a checkpoint is of; tensors of heads say it of those that ours did not write."""
+    """The program of Megatron that a checkpoint belongs to, seen from its head's tensors if we did not write it."""
     family = "bert" if "lm_head.dense.weight" in tensors else found.get(FAMILY_KEY)
     family = "t5" if "decoder.layers.cross_attention.linear_q.weight" in tensors else family
     family = "mamba" if "decoder.layers.mixer.A_log" in tensors else family

@@ -1,6 +1,6 @@
-"""What both of Megatron-LM's checkpoint formats have in common: which iteration a folder is at, and its settings.
+"""The common part of Megatron-LM's two checkpoint formats: the iteration of a folder, and its settings.
 
-`Training` is what a checkpoint says beside tensors; it becomes the run's state of ours. Tensors are in
+`Training` is the part of a checkpoint that is not tensors; it becomes our run's state. Tensors are in
 `torch_dist.py` and `mp_rank.py`.
 """
 
@@ -34,7 +34,7 @@ _IN_ARCHIVE = re.compile(rf"{re.escape(LATEST)}|(release|iter_\d{{7}})/mp_rank_\
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Where the training of a checkpoint was.
+    """The training progress of a checkpoint.
 
     Args:
         arguments: of Megatron-LM, by name. iteration: of the checkpoint; 0 of a released model.
@@ -48,7 +48,7 @@ class Training:
     version: float
 
     def run(self, config: RunConfig) -> RunState:
-        """The state of a run of ours at the same place, whose data is not known."""
+        """The state of one of our runs at the same step, with unknown data."""
         step = max(1, self.iteration)
         batch, consumed = (
             count_at(self.arguments, key, where=self.where, inside="args.")

@@ -1,7 +1,7 @@
 """Megatron-Core's tensors as links to ours, whole or cut over ranks, read in both directions.
 
-Names and forms of tensors are those of the model's family (`Megatron` in models/family.py). A layout says which layers
-and which part of each tensor a set of names is about: in a torch_dist checkpoint the only one, with layers stacked
+Names and forms of tensors are those of the model's family (`Megatron` in models/family.py). A layout defines the layers
+and the part of each tensor that a set of names covers: in a torch_dist checkpoint the only one, with layers stacked
 along a leading axis; in mp_rank folders one for each rank, with layers that begin at 0. Padding of the vocabulary
 exists on their side only. Pure.
 """
@@ -65,7 +65,7 @@ IGNORED = ("_extra_state", "rotary_pos_emb.inv_freq", "rng_state", "rerun_state_
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StateDictLayout:
-    """What one of Megatron's state dicts holds, under which names.
+    """The content of one of Megatron's state dicts, and its names.
 
     Args:
         family: of the model.
@@ -139,7 +139,7 @@ def is_ignored(name: str, megatron: Megatron | None = None) -> bool:
 
 
 def megatron_model(config: RunConfig) -> Megatron:
-    """What Megatron-LM has of a model's family.
+    """The counterpart of a model's family in Megatron-LM.
 
     Raises:
         UsageError: it has nothing.

@@ -1,8 +1,8 @@
-"""A model as it lies in a folder of any format, in our terms; and what every reader and writer of one needs.
+"""A model in a folder of any format, in our terms; and the helpers of all readers and writers.
 
 The tensors of a `ModelFolder` have the names of our checkpoints ("weight/embedding.weight", "exp_avg/..."), whatever
-the format. `check_tensors` compares what a folder has with what its configuration asks for, and names the tensors that
-do not fit. Reads no tensor.
+the format. `check_tensors` compares a folder's tensors with its configuration, and names those that do not fit. Reads
+no tensor.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ModelFolder:
         path, format: of the folder.
         config: of the run, or one around the model where the format has no other settings.
         source: our logical tensors, by state and name.
-        run: where training was; step 1 and no data where the format does not say.
+        run: the training progress; step 1 and no data if the format does not record it.
         tokenizer: None where the folder has none.
-        record: data.json, what the run has read; None: the format or the checkpoint has none.
+        record: data.json, the samples read by the run; None if the format or the checkpoint lacks it.
         notes: for the user, a line each.
         adapter: the folder's adapter, which is merged in `source`; None: the folder holds weights.
     """
@@ -163,7 +163,7 @@ def with_new_rows(model: ModelFolder, first: int, vocab_size: int, *, where: str
 
 
 def no_run(config: RunConfig) -> RunState:
-    """The state of a run for weights of which no run is known."""
+    """The state of a run for weights without a known run."""
     return RunState(step=1, consumed_samples=1, data_id="", data={}, optimizer_steps=0, config=dump_config(config))
 
 
@@ -188,7 +188,7 @@ def check_layers(layers: int, most: int, *, where: Location) -> None:
 def check_tensors(
     tensors: Mapping[str, TensorInfo], expected: Mapping[str, Sequence[int]], *, where: Location, exact: bool = False
 ) -> None:
-    """Compare the tensors of a folder with what its configuration asks for.
+    """Compare the tensors of a folder with those of its configuration.
 
     Args:
         exact: whether other tensors are an error.

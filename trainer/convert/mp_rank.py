@@ -116,7 +116,7 @@ class _Ranks(NamedTuple):
 
 
 class _Appended:
-    """A file that torch.save writes to; nothing is held."""
+    """A file for torch.save, without a buffer."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -270,7 +270,7 @@ def _padded_rows(model: ModelFolder, tp: int) -> int:
 
 
 def _target_layout(model: ModelFolder, *, rows: int, rank: tuple[int, int], stage: tuple[int, int]) -> StateDictLayout:
-    """What one file holds; rank and stage are (its number, how many there are)."""
+    """The layout of one file; rank and stage are (number, total)."""
     first, last = stage[0] == 0, stage[0] == stage[1] - 1
     layers = Place(stage=stage[0], num_stages=stage[1]).blocks(model.shape.num_layers)
     return StateDictLayout(
@@ -301,7 +301,7 @@ def _gathered(folder: Path, source: Linked, *, dtype: torch.dtype, report: Repor
 
 
 def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
-    """Refuse a layout that Megatron-LM does not have for this model.
+    """Refuse a layout that Megatron-LM does not support for this model.
 
     Raises:
         UsageError: names what tp or pp does not divide.
@@ -492,7 +492,7 @@ def _flattened(value: dict[Any, Any], before: str = "") -> Iterator[tuple[str, S
 
 
 def _layouts(chunks: Sequence[_ModelChunk], config: RunConfig, *, version: float) -> Iterator[StateDictLayout]:
-    """What each chunk is about; layers go on from chunk to chunk, over all stages in each."""
+    """The layout of each chunk; layers are counted through chunk after chunk, over all stages in each."""
     tp, ep = (1 + max(getattr(chunk, axis) for chunk in chunks) for axis in ("tp", "ep"))
     experts = config.model.moe.num_experts // ep if config.model.moe is not None and ep > 1 else 0
     stages, numbers = ([*sorted({getattr(chunk, key) for chunk in chunks})] for key in ("stage", "chunk"))

@@ -3,8 +3,8 @@
 Parameters are numbered group by group, and within a group in the order in which the modules registered them, which is
 that of the model's tensors in the same file. A group is of what decays (matrices) or of what does not (vectors). Where
 the groups, their sizes and every shape agree with that, numbers have names; else nothing is read and the reason is
-told. A distributed optimizer keeps its moments in a file of its own, which is not read. Where ranks share experts there
-are two optimizers in a list, and the second one has the experts. Pure.
+reported. A distributed optimizer keeps its moments in a file of its own, which is not read. Where ranks share experts
+there are two optimizers in a list, and the second one has the experts. Pure.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MAIN = "fp32_from_fp16_params"
 
 
 class NamedMoments(NamedTuple):
-    """What one rank's optimizer holds.
+    """The state of one rank's optimizer.
 
     Args:
         states: "exp_avg", "exp_avg_sq", and "weight" where it has main weights -> name -> tensor.
-        lacking: why what is there could not be read; "": it could, or there is nothing.
+        lacking: why the state could not be read; "": it was read, or there is none.
     """
 
     states: Mapping[str, Mapping[str, StoredTensor]]
@@ -36,7 +36,7 @@ def named_moments(optimizer: Any, parameters: Mapping[str, StoredTensor]) -> Nam
     """Give an optimizer's state the names of its parameters.
 
     Args:
-        optimizer: what the checkpoint holds of it. parameters: of the same rank, in the order of the model.
+        optimizer: its entry in the checkpoint. parameters: of the same rank, in the order of the model.
     """
     if not optimizer:
         return NamedMoments({})

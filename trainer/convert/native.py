@@ -62,7 +62,7 @@ TOKENIZER_FACTS = "tokenizer_facts.json"
 
 
 class CheckpointSource:
-    """The tensors of one checkpoint of ours; a slice is compared with its hash before anything of it is used.
+    """The tensors of one of our checkpoints; each slice is compared with its hash before it is used.
 
     Args:
         folder: such as runs/a/checkpoints/step-400.
@@ -250,7 +250,7 @@ def write_native(
         atomic_io.atomic_write(folder / name, content)
         parts[name] = _hashed(content)
     extras = {} if model.tokenizer is None else _tokenizer_files(model.tokenizer)
-    extras |= {} if model.record is None else {RECORD: model.record}  # a run that goes on from here can be traced
+    extras |= {} if model.record is None else {RECORD: model.record}  # a run that continues from here can be traced
     for root in (folder, target):
         for name, content in extras.items():
             (root / name).parent.mkdir(exist_ok=True)

@@ -41,7 +41,7 @@ _VALUES_PER_BYTE = 32  # with every reference followed; Megatron's and torch's f
 
 
 class PickleFault(ValueError):
-    """Why a pickle cannot be read; the caller adds the file's name."""
+    """The reason why a pickle cannot be read; the caller adds the file's name."""
 
 
 class UnknownNames(Exception):
@@ -58,7 +58,7 @@ class UnknownNames(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Name:
-    """What a pickle refers to by name: a type, a function or a constant of a module."""
+    """A type, function or constant of a module to which a pickle refers by name."""
 
     name: str
 

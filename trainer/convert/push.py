@@ -1,8 +1,8 @@
 """Uploads a converted folder to the Hugging Face hub, with huggingface_hub, which is imported when it is used.
 
-The repository is created private; one that is public already is refused unless that was asked for. Given again, what
-the hub has of an interrupted upload is not sent twice. conversion.json, which names a folder of this machine, stays.
-HF_ENDPOINT, HF_TOKEN, HF_TOKEN_PATH and HF_HOME mean what they mean to `hf`.
+The repository is created as private; an existing public one is refused unless --public is given. After an interruption,
+files that the hub already has are not sent again. conversion.json, which names a folder of this machine, is not
+uploaded. HF_ENDPOINT, HF_TOKEN, HF_TOKEN_PATH and HF_HOME mean what they mean to `hf`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def repository_of(address: str) -> str:
 
 
 def check_push(address: str, *, public: bool) -> None:
-    """Refuse before a long conversion what an upload would refuse after it.
+    """Check before a long conversion whether the upload would be refused.
 
     Raises:
         UsageError: no huggingface_hub, no token, or a repository that is public. ResourceError: the hub fails.
@@ -80,7 +80,7 @@ def _hub() -> Any:
 
 @contextmanager
 def _errors_named(address: str) -> Iterator[None]:
-    """Errors of the hub and of the network, in our words and without what a request holds."""
+    """Turn errors of the hub and the network into ours, without the content of requests."""
     from huggingface_hub.errors import (
         HfHubHTTPError,
         HFValidationError,

@@ -1,8 +1,8 @@
 """Safetensors files written tensor by tensor, without holding them: header first, then each tensor in pieces.
 
-The safetensors library serializes what is in memory as a whole; a model that is converted is not. What is written here
-is read by that library. The format: 8 bytes with the length of a JSON header, the header, then the bytes of all tensors
-without gaps (https://github.com/huggingface/safetensors#format).
+The safetensors library serializes models that are in memory, which a converted model is not. It reads these files. The
+format: 8 bytes with the length of a JSON header, the header, then the bytes of all tensors without gaps
+(https://github.com/huggingface/safetensors#format).
 """
 
 from __future__ import annotations

@@ -75,11 +75,11 @@ _ALIGNMENT = 64  # elements at which each parameter of a flat buffer begins
 
 
 class _States(NamedTuple):
-    """Where the tensors of the optimizer are.
+    """The place of the optimizer's tensors.
 
     Args:
         source: of them and the model's. layouts: state of ours -> the form of the names that it has there.
-        steps: updates applied; None: not said here. notes: for the user.
+        steps: updates applied; None: not recorded here. notes: for the user.
     """
 
     source: Source
@@ -101,7 +101,7 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         path: the folder, or one iteration of it. settings: keys of [model] that its args lack or have wrong.
 
     Raises:
-        UsageError: a model or a form that we lack. DamageError: files or tensors that are missing or do not fit.
+        UsageError: an unsupported model or form. DamageError: files or tensors that are missing or do not fit.
     """
     folder = iteration_folder(path)
     assert folder is not None, "is_torch_dist was asked before"

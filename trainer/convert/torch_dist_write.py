@@ -1,4 +1,4 @@
-"""Writing Megatron-Core's distributed checkpoints: a chunk for each layer and each run of rows, streamed.
+"""Writes Megatron-Core's distributed checkpoints, streamed: a chunk for each layer and each run of rows.
 
 Keys, dims and chunks are those that Megatron-Core 0.16 writes; it loads them on any layout. Moments have the model's
 names: `adam` is the form of an optimizer that is not distributed and trains in fp32, `distributed` the fully

@@ -135,7 +135,7 @@ class StoredSource:
 
 
 def load_torch(path: Path) -> Any:
-    """What torch.save wrote: plain values, `Made`, `Name` and `StoredTensor`.
+    """The content of a file of torch.save: plain values, `Made`, `Name` and `StoredTensor`.
 
     Raises:
         UsageError: it holds a type that is not on the list, or is not a regular file. DamageError: torch.save did not
@@ -146,7 +146,7 @@ def load_torch(path: Path) -> Any:
 
 
 def load_range(data: memoryview, file_range: FileRange) -> Any:
-    """What torch.save wrote into a range of a file.
+    """The content of a range of a file that torch.save wrote.
 
     Args:
         data: of the whole file. file_range: what to read; its name is for messages.
@@ -437,7 +437,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *, dtype: Any) -
 
 
 def unread(value: Any) -> str:
-    """Why a tensor of the file is not read; "": the value is no such tensor."""
+    """Why a tensor of the file is not read; "" for other values."""
     if not isinstance(value, Made) or not value.kind.startswith("torch._utils._rebuild_"):
         return ""
     stride = value.arguments[3] if len(value.arguments) > 3 else None
