@@ -30,13 +30,13 @@ from mdata.sources.input_files import SourceFile
 from mdata.sources.jsonl import columns_of, parse_lines
 from mdata.sources.record_batch import (
     BadRecord,
-    BadRow,
     ChunkContent,
     Column,
     ReadSpec,
     RecordBatch,
     decoded,
     list_refused,
+    read_one_by_one,
     too_long,
 )
 from mdata.sources.record_texts import filled_text, is_kept
@@ -500,22 +500,16 @@ def _all_good(array: pa.Array, spec: ReadSpec) -> Column | None:
 
 def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
     names = list(dict.fromkeys((*spec.text_columns, *(name for name, _ in (spec.where.columns if spec.where else ())))))
-    record_rows: list[int] = []
-    values: list[tuple[Any, ...]] = []
-    bad_rows: list[BadRow] = []
-    for row in range(len(batch)):
-        contents = dict(zip(names, (column[row].as_py() for column in batch.columns), strict=True))
-        try:
-            value = _record(contents, spec)
-        except BadRecord as refusal:
-            shown = {name: contents[name] for name in spec.text_columns}
-            bad_rows.append(refusal.bad_row(row + 1, _as_line(shown), spec=spec))
-            continue
-        if value is not None:
-            values.append(value)
-            record_rows.append(row + 1)
-    return RecordBatch(
-        len(batch), record_rows if len(record_rows) < len(batch) else None, columns_of(values, spec), bad_rows
+
+    def line_of(contents: Mapping[str, Any]) -> bytes:
+        return _as_line({name: contents[name] for name in spec.text_columns})
+
+    return read_one_by_one(
+        (dict(zip(names, (column[row].as_py() for column in batch.columns), strict=True)) for row in range(len(batch))),
+        lambda contents: _record(contents, spec),
+        spec,
+        columns=lambda values: columns_of(values, spec),
+        line_of=line_of,
     )
 
 

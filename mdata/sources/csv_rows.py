@@ -18,7 +18,7 @@ from typing import Any
 
 from mdata.errors import UsageError
 from mdata.sources.input_files import SourceFile
-from mdata.sources.record_batch import BadRecord, BadRow, Column, ReadSpec, RecordBatch, decoded, too_long
+from mdata.sources.record_batch import BadRecord, Column, ReadSpec, RecordBatch, decoded, read_one_by_one, too_long
 from mdata.sources.record_texts import filled_text, is_kept
 from mdata.sources.warc import DecompressedText
 
@@ -154,20 +154,10 @@ def _all_good(rows: Sequence[bytes], names: list[str], format: str, spec: ReadSp
 
 
 def _one_by_one(rows: Sequence[bytes], names: list[str], format: str, spec: ReadSpec) -> RecordBatch:
-    record_rows, bad_rows = list[int](), list[BadRow]()
-    texts: list[list[str]] = [[] for _ in spec.json_keys]
-    for number, row in enumerate(rows, start=1):
-        try:
-            record = _record(row, names, format, spec)
-        except BadRecord as refusal:
-            bad_rows.append(refusal.bad_row(number, row, spec=spec))
-            continue
-        if record is not None:
-            record_rows.append(number)
-            for column, text in zip(texts, record, strict=True):
-                column.append(text)
-    columns = tuple(Column(column, None) for column in texts)
-    return RecordBatch(len(rows), record_rows if len(record_rows) < len(rows) else None, columns, bad_rows)
+    def columns(records: list[list[str]]) -> tuple[Column, ...]:
+        return tuple(Column([texts[i] for texts in records], None) for i in range(len(spec.json_keys)))
+
+    return read_one_by_one(rows, lambda row: _record(row, names, format, spec), spec, columns=columns, line_of=bytes)
 
 
 def _record(row: bytes, names: list[str], format: str, spec: ReadSpec) -> list[str] | None:

@@ -24,13 +24,13 @@ from mdata.sources.chat_schema import flat_record
 from mdata.sources.conversation import BadConversation
 from mdata.sources.record_batch import (
     BadRecord,
-    BadRow,
     Column,
     ReadSpec,
     RecordBatch,
     column_of,
     decoded,
     list_refused,
+    read_one_by_one,
     too_long,
 )
 from mdata.sources.record_texts import filled_text, is_kept, is_unicode
@@ -48,7 +48,9 @@ def parse_lines(data: bytes, spec: ReadSpec) -> RecordBatch:
     lines = split_lines(data)
     if columns := _all_good(lines, spec):
         return RecordBatch(len(lines), None, columns, [])
-    return _one_by_one(lines, spec)
+    return read_one_by_one(
+        lines, lambda line: _record(line, spec), spec, columns=lambda values: columns_of(values, spec), line_of=bytes
+    )
 
 
 def split_lines(data: bytes) -> list[bytes]:
@@ -131,24 +133,6 @@ def _look_up(value: Any, key: str) -> Any:
             raise KeyError(key)
         value = value[level]
     return value
-
-
-def _one_by_one(lines: Sequence[bytes], spec: ReadSpec) -> RecordBatch:
-    record_rows: list[int] = []
-    values: list[_Values] = []
-    bad_rows: list[BadRow] = []
-    for row, line in enumerate(lines, start=1):
-        try:
-            value = _record(line, spec)
-        except BadRecord as refusal:
-            bad_rows.append(refusal.bad_row(row, line, spec=spec))
-            continue
-        if value is not None:
-            values.append(value)
-            record_rows.append(row)
-    return RecordBatch(
-        len(lines), record_rows if len(record_rows) < len(lines) else None, columns_of(values, spec), bad_rows
-    )
 
 
 def columns_of(values: Sequence[_Values], spec: ReadSpec) -> tuple[Column, ...]:

@@ -11,7 +11,7 @@ import re
 
 from mdata.sources.input_files import Format
 from mdata.sources.jsonl import parse_lines
-from mdata.sources.record_batch import BadRecord, BadRow, Column, ReadSpec, RecordBatch, decoded, too_long
+from mdata.sources.record_batch import Column, ReadSpec, RecordBatch, decoded, read_one_by_one, too_long
 
 _BETWEEN_PARAGRAPHS = re.compile(rb"(?>\r\n|\r|\n){2,}")
 
@@ -41,15 +41,10 @@ def _parse_text(data: bytes, spec: ReadSpec) -> RecordBatch:
         documents = [data]
     else:
         documents = [paragraph for paragraph in _BETWEEN_PARAGRAPHS.split(data.strip(b"\r\n")) if paragraph]
-    texts: list[str] = []
-    record_rows: list[int] = []
-    bad_rows: list[BadRow] = []
-    for row, document in enumerate(documents, start=1):
-        try:
-            if len(document) > spec.max_record_bytes:
-                raise too_long(spec)
-            texts.append(decoded(document))
-            record_rows.append(row)
-        except BadRecord as refusal:
-            bad_rows.append(refusal.bad_row(row, document, spec=spec))
-    return RecordBatch(len(documents), record_rows if bad_rows else None, (Column(texts, None),), bad_rows)
+
+    def text_of(document: bytes) -> str:
+        if len(document) > spec.max_record_bytes:
+            raise too_long(spec)
+        return decoded(document)
+
+    return read_one_by_one(documents, text_of, spec, columns=lambda texts: (Column(texts, None),), line_of=bytes)

@@ -7,8 +7,9 @@ adds the rows before it. All of this is plain data that can be sent between proc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from mdata.errors import BadInputError
 from mdata.sources.chat_schema import ChatSchema
@@ -31,6 +32,8 @@ Kind = Literal[
     "too-deep",
     "too-long",
 ]
+R = TypeVar("R")
+V = TypeVar("V")
 _EXCERPT_CHARACTERS = 80
 # How to avoid a kind of bad row, besides correcting it.
 _FIXES: dict[Kind, str] = {
@@ -176,6 +179,34 @@ class BadRecord(Exception):
         excerpt = line[: 4 * _EXCERPT_CHARACTERS].decode(errors="backslashreplace")
         stored_line = line if spec.keep_bad_lines else None
         return BadRow(row, self.kind, str(self), repr(excerpt[:_EXCERPT_CHARACTERS]), stored_line)
+
+
+def read_one_by_one(
+    rows: Iterable[R],
+    read: Callable[[R], V | None],
+    spec: ReadSpec,
+    *,
+    columns: Callable[[list[V]], tuple[Column, ...]],
+    line_of: Callable[[R], bytes],
+) -> RecordBatch:
+    """Read each row alone, so that bad rows are found.
+
+    Args:
+        read: the record of a row; None: it is filtered out. Raises BadRecord.
+        columns: of the records. line_of: the bytes of a bad row.
+    """
+    num_rows, kept = 0, list[int]()
+    records, bad_rows = list[V](), list[BadRow]()
+    for num_rows, row in enumerate(rows, start=1):
+        try:
+            record = read(row)
+        except BadRecord as refusal:
+            bad_rows.append(refusal.bad_row(num_rows, line_of(row), spec=spec))
+            continue
+        if record is not None:
+            records.append(record)
+            kept.append(num_rows)
+    return RecordBatch(num_rows, kept if len(kept) < num_rows else None, columns(records), bad_rows)
 
 
 def too_long(spec: ReadSpec) -> BadRecord:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from mdata.errors import BadInputError
 from mdata.sources.input_files import SourceFile
-from mdata.sources.record_batch import BadRecord, BadRow, Column, ReadSpec, RecordBatch, decoded, too_long
+from mdata.sources.record_batch import Column, ReadSpec, RecordBatch, decoded, read_one_by_one, too_long
 from mdata.sources.record_texts import filled_text, is_kept
 
 TEXT = "text"
@@ -156,23 +156,18 @@ def records(data: bytes, *, longest: int) -> Iterator[tuple[RecordHeader, bytes]
 
 def parse_records(data: bytes, spec: ReadSpec) -> RecordBatch:
     """The text records of a chunk, and the bad rows."""
-    texts: list[str] = []
-    record_rows: list[int] = []
-    bad_rows: list[BadRow] = []
-    rows = 0
-    for header, block in records(data, longest=spec.max_record_bytes):
-        rows += 1
-        if not header.is_text:
-            continue
-        try:
-            text = _text_of(header, block, spec)
-        except BadRecord as refusal:
-            bad_rows.append(refusal.bad_row(rows, block, spec=spec))
-            continue
-        if text is not None:
-            texts.append(text)
-            record_rows.append(rows)
-    return RecordBatch(rows, record_rows if len(record_rows) < rows else None, (Column(texts, None),), bad_rows)
+
+    def text_of(record: tuple[RecordHeader, bytes]) -> str | None:
+        header, block = record
+        return _text_of(header, block, spec) if header.is_text else None
+
+    return read_one_by_one(
+        records(data, longest=spec.max_record_bytes),
+        text_of,
+        spec,
+        columns=lambda texts: (Column(texts, None),),
+        line_of=lambda record: record[1],
+    )
 
 
 def _text_of(header: RecordHeader, block: bytes, spec: ReadSpec) -> str | None:
