@@ -183,6 +183,18 @@ class Console:
     def __init__(self, program: str, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.program = program
         self.json, self.quiet, self.verbose = json, quiet, verbose
+        self.words: Sequence[str] = ()  # the command line
+        self.report: Callable[[int, str], None] | None = None  # of a rank: tells its launcher an exit code and an error
+
+    def end(self, code: int, text: str) -> NoReturn:
+        """Print or report an error and end this process at once, from any thread."""
+        try:
+            if self.report is None:
+                self.error(text)
+            else:
+                self.report(code, text)
+        finally:
+            os._exit(code)
 
     def result(self, text: str, facts: Mapping[str, Any]) -> None:
         """Print the result: `text`, or with --json `facts` (JSON types)."""
@@ -275,10 +287,11 @@ def run(program: str, commands: Sequence[Command], *, description: str, argv: Se
     """
     words = list(sys.argv[1:] if argv is None else argv)
     console, begun = Console(program), time.monotonic()
+    console.words = words
     try:
         _check_words(words)
         with stop_requests(_stopped):
-            code = _dispatch(console, description, commands, words)
+            code = dispatch(console, description, commands, words)
         console.flush()
         if console.verbose:
             console.note(f"{program}: {_used(time.monotonic() - begun)}")
@@ -307,7 +320,8 @@ def _check_words(words: Sequence[str]) -> None:
             raise UsageError(f"{word[:80]!r} cannot be passed to the operating system", expected="text without NUL")
 
 
-def _dispatch(console: Console, description: str, commands: Sequence[Command], words: list[str]) -> int:
+def dispatch(console: Console, description: str, commands: Sequence[Command], words: list[str]) -> int:
+    """Run the command that the words name and return its exit code; errors are raised."""
     if not words or words[0] in ("-h", "--help"):
         console.result(overview(console.program, description, commands), {})
         return 0

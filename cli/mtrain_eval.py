@@ -2,8 +2,8 @@
 
 --task wikitext103 and lambada give the numbers of Megatron-LM's tasks/main.py, where those are right. --task perplexity
 reads a corpus or blend of mdata. --task mnli, qqp, race and classify score a finetuned BERT on labelled rows. --tasks
-names tasks of lm-evaluation-harness, which needs the extra "eval". Under torchrun each --tp x --pp ranks share a model,
-and these groups divide the rows; the numbers stay the same.
+names tasks of lm-evaluation-harness, which needs the extra "eval". Of several ranks (--nproc N, or those of torchrun or
+Slurm) each --tp x --pp share a model, and these groups divide the rows; the numbers stay the same.
 
 Examples:
   mtrain eval runs/first --task wikitext103 --data wiki.test.tokens --overlap 32
@@ -23,7 +23,7 @@ from mdata.sources.labelled import TASKS as ROW_TASKS
 
 from .console import Console
 from .finetune_task import add_columns, add_on_error, columns_of
-from .mtrain_model import add_model_arguments, each_opened
+from .mtrain_model import add_model_arguments, each_opened, ran_on_ranks
 from .text import count, natural
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     rows = list[tuple[str, dict[str, Any]]]()
     if arguments.all_checkpoints:
         read_evaluations(Path(arguments.model))  # if the file is damaged, before the work
+    if ran_on_ranks(arguments, console, command="eval"):
+        return 0
     with each_opened(arguments, console, command="eval", checkpoints=names) as models:
         for model in models:
             with console.progress() as progress:

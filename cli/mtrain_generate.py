@@ -1,8 +1,8 @@
 """Continue prompts with a trained model, or fill their masks with an encoder (BERT).
 
-The same command gives the same text, on any number of ranks that torchrun or Slurm starts, and in any batch. Without a
-prompt the text begins like a document; --num-samples N writes N such texts. With --output, a line of JSON for each text
-is appended to a file; the same command, given again after an interruption, continues where it stopped.
+The same command gives the same text, in any batch and on any number of ranks: --nproc N, or those of torchrun or Slurm.
+Without a prompt the text begins like a document; --num-samples N writes N such texts. With --output, a line of JSON for
+each text is appended to a file; the same command, given again after an interruption, continues where it stopped.
 
 Examples:
   mtrain generate runs/first --prompt 'Once upon a time' --max-tokens 100
@@ -20,7 +20,7 @@ from mdata.errors import UsageError, counted
 from mdata.progress import SILENT
 
 from .console import Console
-from .mtrain_model import add_model_arguments, opened
+from .mtrain_model import add_model_arguments, opened, ran_on_ranks
 
 if TYPE_CHECKING:
     from trainer.tasks.loaded_model import Model
@@ -103,6 +103,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         raise UsageError("cannot generate: " + "; ".join(problems))
     by_line = {} if arguments.input is None else read_prompts(arguments.input, strict=arguments.strict)
     prompts: list[str | list[int]] = [*(arguments.prompt or []), *by_line.values()]
+    if ran_on_ranks(arguments, console, command="generate"):
+        return 0
     with opened(arguments, console, command="generate") as model:
         model.check_tokens()
         check_prompts(model, by_line, arguments.input)

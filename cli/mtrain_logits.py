@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from mdata.errors import UsageError, counted
 
 from .console import Console
-from .mtrain_model import add_model_arguments, opened
+from .mtrain_model import add_model_arguments, opened, ran_on_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +47,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.output.exists():
         raise UsageError(f"{arguments.output} exists", fix="name a new file")
     prompts = read_prompts(arguments.input, strict=arguments.strict)
+    if ran_on_ranks(arguments, console, command="logits"):
+        return 0
     with opened(arguments, console, command="logits") as model:
         model.check_tokens()
         model.check_no_encoder()

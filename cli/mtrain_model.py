@@ -6,21 +6,29 @@ Not a command itself.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdata.errors import UsageError, counted
 from mdata.progress import SILENT
+from mdata.util.commands import command_line
 
 from .console import Console
+from .mtrain_options import launched
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from trainer.parallel.world import Placement
     from trainer.tasks.loaded_model import Model
+
+
+WORDS = "words.json"  # the command line of ranks, in the folder of their reports
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, dp: bool) -> None:
@@ -36,7 +44,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, dp: bool) -> None:
             type=int,
             default=1,
             metavar="N",
-            help="tensor-parallel ranks, if torchrun starts several (default: 1)",
+            help="tensor-parallel ranks, of several (default: 1)",
         )
     share = "each --tp x --pp ranks share a model" if dp else "all share layers"
     group.add_argument(
@@ -44,7 +52,13 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, dp: bool) -> None:
         type=int,
         default=1,
         metavar="N",
-        help=f"pipeline ranks, if torchrun starts several (default: 1, {share})",
+        help=f"pipeline ranks, of several (default: 1, {share})",
+    )
+    group.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="processes to start on this machine, one per rank (default: 1, or those of torchrun or Slurm)",
     )
 
 
@@ -85,6 +99,23 @@ def add_folder_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         help="keep linear layers and experts in FP8, in half the memory of bf16 (default: in --dtype)",
     )
     return group
+
+
+def ran_on_ranks(arguments: argparse.Namespace, console: Console, *, command: str) -> bool:
+    """Run this command line on the ranks of --nproc; False: it is for this process, which is one of them or alone.
+
+    Args:
+        command: of this program, for messages.
+    """
+    if launched(arguments.nproc) is not None or arguments.nproc in (None, 1):
+        return False
+    from trainer.run.launch import launch
+
+    _refuse_layout(arguments, arguments.nproc, tp=getattr(arguments, "tp", None), command=command)
+    with tempfile.TemporaryDirectory(prefix="mtrain-") as folder:
+        Path(folder, WORDS).write_text(json.dumps(list(console.words)), encoding="utf-8")
+        launch([*command_line("mtrain_rank"), folder, "--command"], nproc=arguments.nproc, reports=Path(folder))
+    return True
 
 
 @contextmanager
@@ -147,18 +178,14 @@ def _ended_together(place: Placement, console: Console) -> Iterator[Store | None
         yield None
         return
 
-    def end(code: int, text: str) -> None:
-        console.error(text)
-        os._exit(code)
-
     store = open_store(place, tell=console.note)
     own = another_connection(store)
-    with ended_together(own, rank=place.rank, world_size=place.world_size, end=end):
+    with ended_together(own, rank=place.rank, world_size=place.world_size, end=console.end):
         yield store
 
 
 def _refuse_layout(arguments: argparse.Namespace, world_size: int, *, tp: int | None, command: str) -> None:
-    """Refuse numbers that do not divide the number of ranks that torchrun or Slurm started."""
+    """Refuse numbers that do not divide the number of ranks."""
     wanted = [("--tp", 1 if tp is None else tp), ("--pp", arguments.pp)]
     shares = wanted[0][1] * arguments.pp
     if all(value >= 1 for _, value in wanted) and world_size % shares == 0:
@@ -168,9 +195,6 @@ def _refuse_layout(arguments: argparse.Namespace, world_size: int, *, tp: int | 
     flags = f"--pp {max(2, arguments.pp)}" if tp is None else f"--tp {max(1, tp)} --pp {max(1, arguments.pp)}"
     raise UsageError(
         f"{given} cannot divide the layers over {counted(world_size, 'rank')}",
-        expected="a divisor of the number of ranks that torchrun or Slurm starts, at least 1",
-        fix=(
-            f"torchrun --nproc-per-node {ranks} --no-python mtrain {command} {arguments.model} {flags}, "
-            "or leave them out"
-        ),
+        expected="a divisor of the number of ranks, at least 1",
+        fix=f"mtrain {command} {arguments.model} --nproc {ranks} {flags}, or leave them out",
     )

@@ -10,6 +10,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mdata import UsageError
 from mdata.errors import counted
@@ -17,6 +18,9 @@ from trainer.config.parse import ReadConfig, key_names, load_config, read_config
 from trainer.config.sections import RunConfig
 
 from .console import Parser
+
+if TYPE_CHECKING:
+    from trainer.parallel.world import Placement
 
 
 def add_run_arguments(parser: Parser) -> None:
@@ -76,18 +80,29 @@ def read_run_file(path: str, overrides: Sequence[str]) -> ReadConfig:
 
 def world_size(config: RunConfig, nproc: int | None) -> int:
     """Ranks of the run: the launcher's under torchrun or Slurm, otherwise --nproc, otherwise the default."""
+    from trainer.run.launch import default_nproc
+
+    placement = launched(nproc)
+    if placement is not None:
+        return placement.world_size
+    return default_nproc(config) if nproc is None else nproc
+
+
+def launched(nproc: int | None) -> Placement | None:
+    """This process among those that torchrun or Slurm started; None: neither did.
+
+    Raises:
+        UsageError: --nproc is below 1, or not the number of ranks that they started.
+    """
     if nproc is not None and nproc < 1:
         raise UsageError("--nproc is too small", found=str(nproc), expected="1 or more")
     from trainer.parallel.world import find_placement
-    from trainer.run.launch import default_nproc
 
     placement = find_placement(os.environ)
-    if placement is None:
-        return default_nproc(config) if nproc is None else nproc
-    if nproc not in (None, placement.world_size):
+    if placement is not None and nproc not in (None, placement.world_size):
         raise UsageError(
             f"--nproc {nproc} given under a launcher that has already started the ranks",
             found=counted(placement.world_size, "rank"),
             fix="leave --nproc out",
         )
-    return placement.world_size
+    return placement

@@ -1,7 +1,7 @@
-"""One rank of `mtrain train` or `mtrain serve`; started by these commands, not by users.
+"""One rank of `mtrain train` or `mtrain serve`, or of another command with --nproc; started by these, not by users.
 
-It gets a folder with the resolved configuration, finds its rank in the environment, and writes an error to that folder
-as a report, which the command that started it turns into one message (trainer/run/launch.py).
+It gets a folder with the resolved configuration, or with a command line, finds its rank in the environment, and writes
+an error to that folder as a report, which the command that started it turns into one message (trainer/run/launch.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import signal
 # First of all: until everything is imported, Ctrl-C ends this process at once and without a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
+import time  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -25,11 +27,13 @@ from .start import ProcessEnd  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train or serve as this rank and return the exit code."""
+    """Train, serve or run a command as this rank and return the exit code."""
     from trainer.config.parse import load_config
     from trainer.run.launch import listen, rank_process
 
-    from .console import Console
+    from .console import Console, dispatch
+    from .mtrain import COMMANDS
+    from .mtrain_model import WORDS
     from .mtrain_train import train_here
 
     rank_process()
@@ -46,6 +50,11 @@ def main(argv: Sequence[str]) -> int:
                 serve_here(folder, rank=rank)
                 return 0
             listen(folder, rank=rank)
+            if "--command" in argv:
+                words = json.loads((folder / WORDS).read_text(encoding="utf-8"))
+                console = Console("mtrain")
+                console.report = partial(_leave_report_of_others, folder, rank)
+                return dispatch(console, "", COMMANDS, words)
             train_here(
                 load_config(folder / "config.toml"),
                 Console("mtrain", json="--json" in argv, quiet="--quiet" in argv, verbose="--verbose" in argv),
@@ -55,6 +64,13 @@ def main(argv: Sequence[str]) -> int:
     except BaseException as error:
         return _report(folder, error, rank=rank)
     return 0
+
+
+def _leave_report_of_others(folder: Path, rank: int, code: int, message: str) -> None:
+    """Leave an error of another rank, which that rank reports better if it can."""
+    from trainer.run.launch import RankReport, leave_report
+
+    leave_report(folder, RankReport(rank=rank, exit_code=code, message=message, time_s=time.monotonic(), lost=True))
 
 
 def _report(folder: Path, error: BaseException, *, rank: int) -> int:

@@ -16,7 +16,7 @@ def advice_is_checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test whose command advises options that it does not have."""
     lines: list[Sequence[str]] = []
     wrong: list[str] = []
-    dispatch, report = console._dispatch, console._report
+    dispatch, report = console.dispatch, console._report
 
     def noted(*arguments: Any) -> int:
         lines.append(arguments[-1])
@@ -28,7 +28,7 @@ def advice_is_checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             wrong.extend(f"{by.program} {lines[-1][0]} has no {option}, in: {error}" for option in options)
         return report(error, by, debug=debug)
 
-    monkeypatch.setattr(console, "_dispatch", noted)
+    monkeypatch.setattr(console, "dispatch", noted)
     monkeypatch.setattr(console, "_report", checked)
     yield
     assert not wrong, "\n".join(wrong)

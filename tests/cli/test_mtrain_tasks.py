@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,3 +125,59 @@ def test_bad_input_is_named(
     command, *rest = (given.get(word, word) for word in words)
     assert main([command, model, *rest]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ranks_of_nproc_answer_as_one_process_does(
+    model: str, prompts: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for more in ((), ("--nproc", "2"), ("--nproc", "2", "--pp", "2")):
+        words = ["generate", model, "--input", prompts, "--max-tokens", "6", "--json", *more]
+        assert main(words) == 0
+        found.append(json.loads(capfd.readouterr().out))
+    assert found[0] == found[1] == found[2]
+    output = tmp_path / "logits.safetensors"
+    assert main(["logits", model, "--input", prompts, "--output", str(output), "--nproc", "2"]) == 0
+    assert load_file(output)["1"].shape[0] == 2
+    assert capfd.readouterr().out == f"2 rows in {output}\n"
+
+
+def test_an_error_of_ranks_of_nproc_is_told_once(
+    model: str, prompts: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["generate", model, "--nproc", "3", "--max-tokens", "2"]) == 2
+    error = capfd.readouterr().err
+    assert error.count("mtrain: error: ") == 1 and "cannot be divided over tp=3 x pp=1 ranks" in error
+    assert main(["generate", model, "--nproc", "0"]) == 2
+    assert "--nproc is too small" in capfd.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["logits", model, "--input", prompts, "--output", "new.safetensors", "--nproc", "3"]) == 2
+    assert "--nproc 3 given under a launcher" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (signal.SIGKILL, 5, "mtrain: error: rank 1 was killed by SIGKILL\n"),
+        (signal.SIGINT, 130, "mtrain: interrupted\n"),
+    ],
+)
+def test_ranks_of_nproc_end_together(model: str, tmp_path: Path, number: int, code: int, text: str) -> None:
+    output = tmp_path / "texts.jsonl"
+    words = ["generate", model, "--num-samples", "100000", "--max-tokens", "9", "--output", str(output), "--nproc", "2"]
+    command = [sys.executable, "-m", "cli.mtrain", *words, "--quiet"]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until_s = time.monotonic() + 120
+    while not (output.exists() and output.stat().st_size) and time.monotonic() < until_s and process.poll() is None:
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ranks = [int(pid) for pid in children if b"mtrain_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(ranks) == 2
+    os.kill(process.pid if number == signal.SIGINT else ranks[1], number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == code and error.startswith(text), error
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)

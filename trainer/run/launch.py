@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 INTERRUPTED = 130
 POLL_S = 0.05
+SMALLER = "smaller batches (in training train.micro_batch)"
 LAUNCHER_PATIENCE_S = 30  # from the launcher's SIGTERM to its SIGKILL, once one rank has failed
 
 
@@ -415,7 +416,7 @@ def explained_end(error: BaseException, *, rank: int) -> tuple[BaseException, in
     """A rank's error in a form for users, its exit code, and the message."""
     explained = explain_os_error(error) if isinstance(error, OSError) else error
     if isinstance(explained, MemoryError):
-        explained = ResourceError("out of memory", fix="use a smaller train.micro_batch")
+        explained = ResourceError("out of memory", fix=f"use {SMALLER}")
     if isinstance(explained, KeyboardInterrupt):
         return explained, INTERRUPTED, "interrupted"
     if isinstance(explained, MdataError | StoppedError) and explained.exit_code != 1:
@@ -434,7 +435,7 @@ def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
         time_s=time.monotonic(),
         lost=isinstance(explained, LostRankError),
     )
-    atomic_io.atomic_write(folder / f"rank-{rank}.json", json.dumps(asdict(report)).encode())
+    leave_report(folder, report)
     for other in {*explained.ranks} - {rank} if isinstance(explained, SilentRanksError) else ():
         # A process that was stopped does not answer SIGTERM, and the launcher would wait for it.
         with suppress(OSError, ValueError):  # it never listened, or has ended; or this is not Linux
@@ -443,6 +444,11 @@ def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
             if int(parent) == os.getppid():  # otherwise the number is another process's by now
                 os.kill(pid, signal.SIGKILL)
     return code
+
+
+def leave_report(folder: Path, report: RankReport) -> None:
+    """Write a report for `launch`."""
+    atomic_io.atomic_write(folder / f"rank-{report.rank}.json", json.dumps(asdict(report)).encode())
 
 
 def read_reports(folder: Path) -> list[RankReport]:
@@ -475,5 +481,5 @@ def _death(rank: int, code: int) -> str:
 def _after_a_kill(number: int) -> str:
     """What to do after a signal that a process cannot answer, or did not survive."""
     if number == signal.SIGKILL:
-        return "the system kills processes when memory runs out: check its log, or lower train.micro_batch"
+        return f"the system kills processes when memory runs out: check its log, or use {SMALLER}"
     return "check the system's log for the cause, then run again"
