@@ -14,6 +14,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from itertools import islice
+from types import MappingProxyType
 
 import numpy as np
 
@@ -27,6 +28,16 @@ from .console import Console
 from .text import natural
 from .trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
 from .traced_data import add_data_arguments, open_tracer
+
+# Options that count for some ways to trace only.
+_OF_WAYS = MappingProxyType(
+    {
+        "component": ("document", "origin"),
+        "dp_rank": ("step",),
+        "until_step": ("document", "origin"),
+        "until_sample": ("document", "origin"),
+    }
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +80,13 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             f"mdata trace takes one of {', '.join('--' + way for way in ways)}",
             found=", ".join("--" + way for way in asked) or "none of them",
         )
+    for name, of in _OF_WAYS.items():
+        if getattr(arguments, name) is not None and asked[0] not in of:
+            raise mdata.UsageError(
+                f"--{name.replace('_', '-')} does not apply to --{asked[0]}",
+                expected=f"it with {' or '.join('--' + way for way in of)}",
+                fix="leave it out",
+            )
     if arguments.origin is not None:
         parse_origin(arguments.origin)  # report a mistake once, before anything is opened
     tracer = open_tracer(arguments, console)

@@ -140,7 +140,7 @@ def _value(text: str) -> Any:
 def _sizes(arguments: argparse.Namespace) -> BatchSizes | None:
     size, ramp = arguments.global_batch, arguments.rampup_batch_size
     if size is None:
-        if ramp or arguments.micro_batch or arguments.dp:
+        if ramp or arguments.micro_batch is not None or arguments.dp is not None:
             raise mdata.UsageError("steps need --global-batch")
         return None
     return ramp_up(ramp[0], ramp[1], samples=ramp[2], size=size) if ramp else constant(size)

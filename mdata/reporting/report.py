@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mdata.errors import UsageError, os_errors_named
+from mdata.order.data_split import split_edges
 from mdata.reporting.curves import Curves
 from mdata.reporting.report_data import ComponentFacts, ReportData, TrainingLength, read_report
 from mdata.reporting.vocabulary_use import VocabularyUse
@@ -68,6 +69,7 @@ def report(
     target = Path(output) if output is not None else page_beside(Path(path))
     if target.suffix.lower() not in ENDINGS:
         raise UsageError(f"{target} does not end in .html", fix=f"-o {target}.html")
+    split_edges(split)  # also where nothing is computed from it
     training = TrainingLength(sequence_length, samples, tokens, split)
     data = read_report(path, full=full, allow_outside=allow_outside, training=training)
     page = render(data).encode()
