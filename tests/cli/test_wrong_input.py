@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,3 +241,19 @@ def test_a_model_without_a_tokenizer_is_scored_with_that_of_the_corpus(folder, t
         scores.append(json.loads(capsys.readouterr().out)["total"])
     assert scores[0] == scores[1]
     assert scores[1]["bytes"]
+
+
+def test_weights_that_may_not_be_read_are_not_called_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = Path.open
+
+    def locked(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.suffix == ".safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Path, "open", locked)
+    assert mtrain.main(["generate", "m", "--prompt", "a"]) == 2
+    assert "reading the weights: m/model.safetensors: Permission denied\n  try: check the" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from mdata import DamageError, UsageError
-from mdata.errors import few, wanted_by
+from mdata.errors import few, os_errors_named, wanted_by
 from mdata.tokenizers.base.tokenizer_folder import write_folder
 from mdata.util import atomic_io
 from trainer.checkpoint.location import location_of
@@ -261,6 +261,8 @@ def _stored_names(path: Path) -> list[str]:
 
     if not (path / TENSORS).is_file():
         raise UsageError(f"{path} has no {TENSORS}", fix="save the adapter as safetensors (peft: save_pretrained)")
+    with os_errors_named("reading the adapter"), (path / TENSORS).open("rb"):
+        pass  # the library calls a file damaged that may not be read
     try:
         with safe_open(path / TENSORS, framework="pt") as file:
             return sorted(file.keys())

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mdata import DamageError, MdataError, UsageError
-from mdata.errors import counted, few, wanted_by
+from mdata.errors import counted, few, os_errors_named, wanted_by
 from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from mdata.util import atomic_io
@@ -136,6 +136,8 @@ class SafetensorsSource:
             path = self._folder / name
             if not path.is_file():
                 raise DamageError(f"{path} is missing", found="no such file", fix="download the folder again")
+            with os_errors_named("reading the weights"), path.open("rb"):
+                pass  # the library calls a file damaged that may not be read
             try:
                 self._open[name] = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
