@@ -446,30 +446,24 @@ def finalize_all(
     done |= {name for name in prefixes.keys() - writers.keys() if is_finished(job, state, name=name)}
     made = {name: open_corpus(manifest_path(prefixes[name])).manifest for name in done}
     merges = [name for name in prefixes if name not in writers and name not in done]
-    contents = {
-        name: _content(job, state, name, staged_result.statistics())
-        for name, staged_result in writers.items()
-        if staged_result
-    }
     open_writers = {name: writer for name, writer in writers.items() if writer}
+    contents = {name: _content(job, state, name, writer.statistics()) for name, writer in open_writers.items()}
     results = map_files(lambda name: open_writers[name].stage(contents[name]), [*open_writers])
-    staged = dict(zip(open_writers, results, strict=True))
-    if staged:
+    if results:
         if policy.quarantine:
             policy.quarantine.sync()
             policy.quarantine.check_name()
         # The quarantine file belongs to all results, so it is renamed after the old manifests are removed.
         quarantine = [policy.quarantine.path] if policy.quarantine else []
-        place(journal, [*staged.values()], replaced=[prefixes[name] for name in merges], also=quarantine)
-    made |= {name: staged_result.manifest for name, staged_result in staged.items()}
-    for name, writer in writers.items():
-        if writer:
-            writer.close(keep=False)
-            writers[name] = None
+        place(journal, results, replaced=[prefixes[name] for name in merges], also=quarantine)
+    made |= {name: staged.manifest for name, staged in zip(open_writers, results, strict=True)}
+    for name, writer in open_writers.items():
+        writer.close(keep=False)
+        writers[name] = None
     if merges:
         joined = [_merge(job, state, name, made=made) for name in merges]
         place(journal, joined)
-        made |= {name: staged_result.manifest for name, staged_result in zip(merges, joined, strict=True)}
+        made |= {name: staged.manifest for name, staged in zip(merges, joined, strict=True)}
     map_files(remove_leftovers, [*prefixes.values()])
     return {name: made[name] for name in prefixes}
 
@@ -483,8 +477,7 @@ def _merge(job: JobPlan, state: JobState, key: str, *, made: Mapping[str, Corpus
     keep = False
     try:
         merge_partitions([prefixes[name] for name in names], writer)
-        all_statistics = [made[name].statistics for name in names]
-        statistics = add_statistics([of_partition for of_partition in all_statistics if of_partition is not None])
+        statistics = add_statistics([counts for name in names if (counts := made[name].statistics) is not None])
         staged = writer.stage(_content(job, state, key, statistics))
         keep = True
         return staged
