@@ -209,7 +209,7 @@ def open_peft(path: Path, open_model: Callable[..., ModelFolder]) -> ModelFolder
     if embedding is not None and embedding.shape[0] > base.vocab_size:
         base = with_new_rows(base, base.vocab_size, embedding.shape[0], where=str(path))
         saved = _saved_links(base, model_type=_model_type(base))
-    saved = {name: one for name, one in saved.items() if one.theirs.tensor in source.tensors}
+    saved = {name: link for name, link in saved.items() if link.theirs.tensor in source.tensors}
     links = {
         target: list(_links(base, rank, targets=(target,), model_type=_model_type(base)))
         for target in get_args(LoRATarget)
@@ -217,10 +217,10 @@ def open_peft(path: Path, open_model: Callable[..., ModelFolder]) -> ModelFolder
     targets = tuple(
         target for target, those in links.items() if any(link.theirs.tensor in source.tensors for link in those)
     )
-    used = [*(one for target in targets for one in links[target]), *saved.values()]
-    check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in used}, where=path)
+    used = [*(link for target in targets for link in links[target]), *saved.values()]
+    check_tensors(source.tensors, {link.theirs.tensor: link.theirs.shape for link in used}, where=path)
     fix = "train adapters of the linear layers of attention and MLP alone"
-    read = {one.theirs.tensor for one in used}
+    read = {link.theirs.tensor for link in used}
     if base.config.model.tie_embeddings and saved:
         head = _tied_head(base, model_type=_model_type(base)).theirs.tensor
         pair = (head, saved["embedding"].theirs.tensor)

@@ -180,9 +180,9 @@ def _completed(
     return given, tuple(notes)
 
 
-def _program(found: Arguments, tensors: Mapping[str, TensorInfo]) -> str:
+def _program(arguments: Arguments, tensors: Mapping[str, TensorInfo]) -> str:
     """The program of Megatron that a checkpoint belongs to, seen from its head's tensors if we did not write it."""
-    family = "bert" if "lm_head.dense.weight" in tensors else found.get(FAMILY_KEY)
+    family = "bert" if "lm_head.dense.weight" in tensors else arguments.get(FAMILY_KEY)
     family = "t5" if "decoder.layers.cross_attention.linear_q.weight" in tensors else family
     family = "mamba" if "decoder.layers.mixer.A_log" in tensors else family
     return next((name for name, of_program in PROGRAMS.items() if of_program == family), PROGRAM)

@@ -51,8 +51,8 @@ def open_meta(path: Path) -> ModelFolder:
     check_layers(sizes["n_layers"], len(held), where=path)
     links = list(_links(sizes, len(files)))
     stored = StoredSource(held)
-    check_tensors(stored.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=path)
-    used = {one.theirs.tensor for one in links}
+    check_tensors(stored.tensors, {link.theirs.tensor: link.theirs.shape for link in links}, where=path)
+    used = {link.theirs.tensor for link in links}
     copies = [name for name in held if name.endswith("norm.weight") and name not in used]
     derived = {name for name in held if name.endswith(f"/{_DERIVED}")}
     check_used(held, used | {*copies} | derived, where=path, fix="only Llama 2 is read from Meta's files")

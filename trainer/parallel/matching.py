@@ -170,8 +170,8 @@ class _Matching:
             entry = self.programs[rank][self.position[rank]]
             group = self.groups[rank][entry.axis]
             missing = [other for other in group.ranks if other not in self.places[group].arrived]
-            whom = f"rank {group.ranks[0]}" if entry.kind == "wait" else f"ranks {_shown(tuple(missing))}"
-            yield f"rank {rank} waits for ever for {whom} in {_named(entry)} over {entry.axis}"
+            others = f"rank {group.ranks[0]}" if entry.kind == "wait" else f"ranks {_shown(tuple(missing))}"
+            yield f"rank {rank} waits for ever for {others} in {_named(entry)} over {entry.axis}"
         for link in self.sent:
             if self.sent[link] or self.begun[link]:
                 operation = [*self.sent[link], *self.begun[link]][0]

@@ -490,7 +490,7 @@ def _experts(run: ReportedRun, axis: plots.Axis) -> str:
     rows = []
     for layer in lines[-1]["experts"]:
         numbers = {key: [of[key] for line in last if key in (of := line["experts"].get(layer, {}))] for key in names}
-        cells = [_number(f"{sum(found) / len(found):.4g}" if found else "-") for found in numbers.values()]
+        cells = [_number(f"{sum(loads) / len(loads):.4g}" if loads else "-") for loads in numbers.values()]
         rows.append([Cell(layer), *cells])
     header = ["layer", "busiest", "idlest", "entropy, nats", "share dropped"]
     lead = f"means of the last {len(last)} lines of metrics; loads are in multiples of an equal share"

@@ -77,51 +77,52 @@ _ROBERTA_NAMES: Mapping[str, str] = {
 }
 
 
-def _keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
+def _keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     neutral_values = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
     for name, neutral in neutral_values.items():
-        demand(found, name, neutral, problems)
-    task, before = _task(found), 0
+        demand(settings, name, neutral, problems)
+    task, before = _task(settings), 0
     if kind == "roberta":
         before = _PADDING + 1
-        demand(found, "pad_token_id", _PADDING, problems)
+        demand(settings, "pad_token_id", _PADDING, problems)
         if task != "masked":
             problems.append(
-                f"architectures = {found['architectures']!r}; of Roberta the head for masked tokens is read"
+                f"architectures = {settings['architectures']!r}; of Roberta the head for masked tokens is read"
             )
-    if task == "classify" and (kind_of_loss := found.get("problem_type")) not in (None, "single_label_classification"):
+    kind_of_loss = settings.get("problem_type")
+    if task == "classify" and kind_of_loss not in (None, "single_label_classification"):
         problems.append(f"problem_type = {kind_of_loss!r}; rows have one class")
-    form = activation(found["hidden_act"], _ACTIVATIONS, "hidden_act", problems=problems)
-    pairs = any(str(name).endswith(("ForPreTraining", "ForNextSentencePrediction")) for name in _listed(found))
-    return {ours: found[name] for name, ours in _SIZES.items()} | {
-        "max_position": found["max_position_embeddings"] - before,
-        "vocab_size": found["vocab_size"],
+    form = activation(settings["hidden_act"], _ACTIVATIONS, "hidden_act", problems=problems)
+    pairs = any(str(name).endswith(("ForPreTraining", "ForNextSentencePrediction")) for name in _listed(settings))
+    return {ours: settings[name] for name, ours in _SIZES.items()} | {
+        "max_position": settings["max_position_embeddings"] - before,
+        "vocab_size": settings["vocab_size"],
         "position": "learned",
         "norm": "layernorm",
         "activation": form,
         "bias": True,
-        "tie_embeddings": found["tie_word_embeddings"],
-        "init_std": found["initializer_range"],
-        "bert": {"norm": _NORMS[kind], "binary_head": pairs, "token_types": found["type_vocab_size"]}
-        | ({} if task == "masked" else {"task": task, "labels": _labels(found) if task == "classify" else []}),
+        "tie_embeddings": settings["tie_word_embeddings"],
+        "init_std": settings["initializer_range"],
+        "bert": {"norm": _NORMS[kind], "binary_head": pairs, "token_types": settings["type_vocab_size"]}
+        | ({} if task == "masked" else {"task": task, "labels": _labels(settings) if task == "classify" else []}),
     }
 
 
-def _task(found: Json) -> str:
+def _task(settings: Json) -> str:
     """What the class that a config.json names predicts."""
-    return next((t for t, c in _TASKS.items() if any(str(name).endswith(c) for name in _listed(found))), "masked")
+    return next((t for t, c in _TASKS.items() if any(str(name).endswith(c) for name in _listed(settings))), "masked")
 
 
-def _labels(found: Json) -> list[str]:
+def _labels(settings: Json) -> list[str]:
     """The names of classes; transformers numbers them where there are none, and has two."""
-    named = found.get("id2label")
+    named = settings.get("id2label")
     if isinstance(named, dict) and sorted(named) == sorted(map(str, range(len(named)))):
         return [str(named[str(number)]) for number in range(len(named))]
-    return [f"LABEL_{number}" for number in range(found.get("num_labels") or 2)]
+    return [f"LABEL_{number}" for number in range(settings.get("num_labels") or 2)]
 
 
-def _listed(found: Json) -> list[Any]:
-    classes = found.get("architectures")
+def _listed(settings: Json) -> list[Any]:
+    classes = settings.get("architectures")
     return classes if isinstance(classes, list) else []
 
 

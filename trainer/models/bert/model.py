@@ -213,8 +213,8 @@ class Bert(GPT):
         """
         x_ND = super()._enter(batch, None)
         if self.shape.token_types:
-            told = batch.types_BS if self.shape.token_types > 1 else None
-            types_BS = torch.zeros_like(batch.tokens_BS) if told is None else told
+            types_BS = batch.types_BS if self.shape.token_types > 1 else None
+            types_BS = torch.zeros_like(batch.tokens_BS) if types_BS is None else types_BS
             mine = self.parallel.local_tokens(batch.tokens_BS.numel())
             x_ND = x_ND + self.types(types_BS.flatten()[mine])
         if self.shape.is_post_norm:

@@ -46,26 +46,26 @@ _OUTSIDE = {
 _ATTENTION = {"q": "q", "k": "k", "v": "v", "out": "o"}
 
 
-def _keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
+def _keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     """T5's output is scaled where head and embedding are tied; transformers 5 keeps that apart. mT5's never is."""
-    name, decoder = found["feed_forward_proj"], found["num_decoder_layers"] or found["num_layers"]
-    scaled = kind == "t5" and found.get("scale_decoder_outputs", found["tie_word_embeddings"])
-    return {ours: found[theirs] for theirs, ours in _SIZES.items()} | {
-        "num_layers": found["num_layers"] + decoder,
-        "vocab_size": found["vocab_size"],
+    name, decoder = settings["feed_forward_proj"], settings["num_decoder_layers"] or settings["num_layers"]
+    scaled = kind == "t5" and settings.get("scale_decoder_outputs", settings["tie_word_embeddings"])
+    return {ours: settings[theirs] for theirs, ours in _SIZES.items()} | {
+        "num_layers": settings["num_layers"] + decoder,
+        "vocab_size": settings["vocab_size"],
         "position": "relative",
         "norm": "rmsnorm",
         "activation": activation(name, _ACTIVATIONS, "feed_forward_proj", problems=problems),
         "bias": False,
         "attention_scale": 1.0,
-        "logit_scale": found["d_model"] ** -0.5 if scaled else None,
-        "tie_embeddings": found["tie_word_embeddings"],
+        "logit_scale": settings["d_model"] ** -0.5 if scaled else None,
+        "tie_embeddings": settings["tie_word_embeddings"],
         "t5": {
-            "encoder_layers": found["num_layers"],
+            "encoder_layers": settings["num_layers"],
             # transformers begins with padding unless a folder says otherwise.
-            "start_token": found.get("decoder_start_token_id") or found.get("pad_token_id") or 0,
+            "start_token": settings.get("decoder_start_token_id") or settings.get("pad_token_id") or 0,
             "init": "sizes",
-            **{ours: found[theirs] for theirs, ours in _RELATIVE.items()},
+            **{ours: settings[theirs] for theirs, ours in _RELATIVE.items()},
         },
     }
 
