@@ -8,11 +8,9 @@ An entry continues a word if its text begins with ##. For other tokenizers the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import count, takewhile
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from blake3 import blake3
@@ -20,27 +18,10 @@ from blake3 import blake3
 from mdata import _core
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.tokenizers.base.tokenizer import token_id
+from mdata.tokenizers.base.special_names import names_text, special_tokens_by, special_tokens_of
 
 _LARGEST_ID = 1 << 31
 _CONTINUES = "##"
-# Names of each token, the first that a tokenizer has; those of WordPiece, or, if it has none of these, the others.
-_WORDPIECE = {
-    "cls": ("[CLS]",),
-    "sep": ("[SEP]",),
-    "mask": ("[MASK]",),
-    "bos": ("[BOS]", "[CLS]"),
-    "eos": ("[EOS]", "[SEP]"),
-    "pad": ("[PAD]",),
-}
-_OTHERS = {
-    "cls": ("<s>",),
-    "sep": ("</s>",),
-    "mask": ("<mask>",),
-    "bos": ("<s>", "<pad>"),
-    "eos": ("</s>",),
-    "pad": ("<pad>",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +79,7 @@ class MaskedVocabulary:
         if missing:
             raise UsageError(
                 f"the vocabulary lacks {', '.join(missing)}",
-                expected=f"{', '.join(map(_named, missing))} among the tokens of the tokenizer",
+                expected=f"{', '.join(map(names_text, missing))} among the tokens of the tokenizer",
                 fix="mdata preprocess again with them as --tokenizer-special-tokens; or, in Python, give a "
                 f"MaskedVocabulary({', '.join(f'{name}=...' for name in missing)})",
             )
@@ -121,12 +102,12 @@ def vocabulary_of(corpus: Corpus) -> MaskedVocabulary:
     entries: Mapping[str, int] | None = getattr(tokenizer, "entries", None)
     if entries is not None:
         return vocabulary_from(entries)
-    if tokenizer is not None and (special := _special(partial(token_id, tokenizer))):
+    if tokenizer is not None and (special := special_tokens_of(tokenizer)):
         return MaskedVocabulary(ids=tuple(range(tokenizer.vocab_size)), **special)
     raise UsageError(
         f"{corpus.name}: its tokenizer does not say which tokens begin, end and mask a text",
         found="no tokenizer beside the corpus" if tokenizer is None else tokenizer.name,
-        expected=f"one with {_named('mask')}, or with {_named('sentinels')}",
+        expected=f"one with {names_text('mask')}, or with {names_text('sentinels')}",
         fix="mdata preprocess again with --tokenizer-type BertWordPieceLowerCase or BertWordPieceCase; or, in Python, "
         "give a MaskedVocabulary",
     )
@@ -141,22 +122,5 @@ def vocabulary_from(entries: Mapping[str, int]) -> MaskedVocabulary:
     return MaskedVocabulary(
         ids=tuple(sorted(set(entries.values()))),
         continuations=tuple(sorted({id for text, id in entries.items() if text.startswith(_CONTINUES)})),
-        **_special(entries.get),
+        **special_tokens_by(entries.get),
     )
-
-
-def _special(id_of: Callable[[str], int | None]) -> dict[str, Any]:
-    """The special tokens that a tokenizer has, by the fields of `MaskedVocabulary`."""
-    sentinels = tuple(takewhile(lambda id: id is not None, (id_of(f"<extra_id_{number}>") for number in count())))
-    fields = {"sentinels": sentinels} if sentinels else {}
-    for names_of in (_WORDPIECE, _OTHERS):
-        named = {role: [id for name in names if (id := id_of(name)) is not None] for role, names in names_of.items()}
-        if any(named.values()):
-            return {**fields, **{role: ids[0] for role, ids in named.items() if ids}}
-    return fields
-
-
-def _named(role: str) -> str:
-    if role == "sentinels":
-        return "<extra_id_0>, <extra_id_1> ..."
-    return " or ".join((*_WORDPIECE[role], *_OTHERS[role]))

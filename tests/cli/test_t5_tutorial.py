@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import mdata
 from cli import mdata as mdata_command
 from cli import mtrain as mtrain_command
 from mdata.sentences.punkt_tables import FILES
+from trainer.tasks.loaded_model import Model
 
 PAGE = Path(__file__).parents[2] / "docs/howto/bert_t5.md"
 COMMANDS = {"mdata": mdata_command.main, "mtrain": mtrain_command.main}
@@ -79,5 +83,56 @@ def test_the_tutorial_trains_fills_spans_and_exports(
     model = transformers.T5ForConditionalGeneration.from_pretrained("./t5-hf")
     assert model.generation_config.decoder_start_token_id == model.generation_config.pad_token_id
     tokenizer = transformers.AutoTokenizer.from_pretrained("./t5-hf")
-    inputs = tokenizer("it was the <extra_id_0> of times", add_special_tokens=False, return_tensors="pt")
+    prompt = "it was the <extra_id_0> of times"
+    inputs = tokenizer(prompt, return_tensors="pt")
+    assert inputs["input_ids"].tolist() == [tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+    written = {}
+    for folder in ("runs/t5", "t5-hf"):
+        capsys.readouterr()
+        assert mtrain_command.main(
+            ["generate", folder, "--prompt", prompt, "--max-tokens", "8", "--temperature", "0"]
+        ) in (None, 0)
+        written[folder] = capsys.readouterr().out
+    assert written["runs/t5"] == written["t5-hf"]
     assert model.generate(**inputs, max_new_tokens=2).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [
+        ("wordpiece", []),
+        ("wordpiece", ["[BOS]", "[EOS]"]),
+        ("byte-bpe", ["[CLS]", "[SEP]"]),
+        ("byte-bpe", ["<pad>", "</s>"]),
+    ],
+)
+def test_answers_begin_and_end_as_rows_do(kind: str, tokens: list[str], tmp_path: Path, capsys: Any) -> None:
+    """Whatever begins and ends texts of this tokenizer; the export says the same, with all special tokens."""
+    _write_input(tmp_path)
+    book, words, prefix = (str(tmp_path / name) for name in ("book.jsonl", "words", "spans"))
+    lower = ["--lower-case"] if kind == "wordpiece" else []
+    command = ["train-tokenizer", "--input", book, "--vocab-size", "300", "--kind", kind, *lower, "--output", words]
+    assert mdata_command.main(command) in (None, 0)
+    command = ["preprocess", "--input", book, "--output-prefix", prefix, "--split-sentences", "--nltk-data"]
+    command += [str(tmp_path / "nltk_data"), "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", words]
+    command += ["--tokenizer-hf-no-include-special-tokens", "--tokenizer-special-tokens", *tokens]
+    assert mdata_command.main([*command, *(f"<extra_id_{number}>" for number in range(32))]) in (None, 0)
+    (settings,) = re.findall(r"<!-- t5.toml of [^\n]*\n```toml\n(.*?)```", _section(), re.DOTALL)
+    (tmp_path / "t5.toml").write_text(settings)
+    run = str(tmp_path / "run")
+    words = ["train.steps=1", f"run.folder={run}", f"data.blend={prefix}_text_sentence.json", "data.split=100,0,0"]
+    assert mtrain_command.main(["train", str(tmp_path / "t5.toml"), *words]) in (None, 0)
+    dataset = mdata.open_dataset(f"{prefix}_text_sentence.json", sequence_length=64, kind=mdata.T5(decoder_length=32))
+    fields = dataset.read([0]).fields
+    first, last = fields["text_dec"][0, 0], fields["labels"][0][fields["labels"][0] >= 0][-1]
+    capsys.readouterr()
+    assert mtrain_command.main(["convert", run, str(tmp_path / "hf"), "--to", "hf"]) in (None, 0)
+    if find_spec("transformers") is not None:
+        assert "token ids are those of training" in "".join(capsys.readouterr())
+    for folder in (run, str(tmp_path / "hf")):
+        model = Model.load(folder)
+        assert (model.start, model.ends) == (first, {last})
+        assert (
+            model.encode("it <extra_id_0> was")
+            == dataset.load_tokenizer().encode_batch(["it <extra_id_0> was"])[0].tolist()
+        )

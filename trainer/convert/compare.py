@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -127,8 +128,8 @@ def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any
             expected[text] = ours.encode_batch([text])[0].tolist()
     # The ends of texts that only the copy adds were not there in training.
     definition, stored = tokenizer.files.get(JSON), folder / JSON
-    is_copy = definition is None or not stored.is_file() or stored.read_bytes() == definition
-    add, opened = is_copy and bool(tokenizer.options.get("include_special_tokens", True)), {"local_files_only": True}
+    same_ends = definition is None or not stored.is_file() or _ends(stored.read_bytes()) == _ends(definition)
+    add, opened = same_ends and bool(tokenizer.options.get("include_special_tokens", True)), {"local_files_only": True}
     try:
         with library_errors():
             theirs = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **opened)
@@ -143,6 +144,11 @@ def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any
         facts |= {"text": text, "ids": theirs(text, add_special_tokens=add).input_ids, "training_ids": expected[text]}
         facts["has_json"] = JSON in tokenizer.files
     return facts
+
+
+def _ends(definition: bytes) -> object:
+    """What adds tokens to the ends of a text, of a tokenizer.json."""
+    return json.loads(definition).get("post_processor")
 
 
 def token_ids_text(result: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mdata import DamageError, MdataError, UsageError
 from mdata.errors import counted, few, os_errors_named, wanted_by
+from mdata.tokenizers.base.special_names import decoder_ends
 from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from mdata.util import atomic_io
@@ -29,7 +30,13 @@ from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.convert.hf_config import MXFP4, from_hf, hugging_face, to_hf
 from trainer.convert.links import Link, Linked, Source, TensorInfo, link
-from trainer.convert.masked_tokenizer import SETTINGS, check_padding, with_ends_and_masks
+from trainer.convert.masked_tokenizer import (
+    SETTINGS,
+    check_padding,
+    with_added_tokens,
+    with_ends_and_masks,
+    without_ends,
+)
 from trainer.convert.model_folder import (
     BUFFER,
     ModelFolder,
@@ -324,13 +331,15 @@ def write_hf(
     ends = _special_ids(model)
     _write_json(target / "generation_config.json", {**ends, "do_sample": False})
     if model.tokenizer is not None:
-        fills_masks = model.family.predicts == "masked"
-        files = with_ends_and_masks(model.tokenizer) if fills_masks else model.tokenizer.files
+        tokenizer = with_added_tokens(model.tokenizer)
+        fills_masks, has_encoder = model.family.predicts == "masked", "decoder_start_token_id" in ends
+        bare = without_ends(tokenizer) if has_encoder else None
+        files = bare or (with_ends_and_masks(tokenizer) if fills_masks else tokenizer.files)
         for name, content in files.items():
             atomic_io.atomic_write(target / name, content)
-        if model.tokenizer.name.startswith("BertWordPiece"):  # else transformers takes that of the model's type
+        if model.tokenizer.name.startswith("BertWordPiece") and not bare:  # else transformers takes its model type's
             settings = _wordpiece_settings(model.tokenizer)
-            if "decoder_start_token_id" in ends:  # T5 refuses the token types that BertTokenizer makes
+            if has_encoder:  # T5 refuses the token types that BertTokenizer makes
                 settings["model_input_names"] = ["input_ids", "attention_mask"]
             _write_json(target / SETTINGS, settings)
     # Last: a folder without it is not a model.
@@ -356,8 +365,11 @@ def _special_ids(model: ModelFolder) -> dict[str, int | None]:
     tokenizer, config = model.tokenizer, model.config
     built = None if tokenizer is None else build_tokenizer(*tokenizer[:2], options=tokenizer.options)
     ids = {"bos_token_id": None, "eos_token_id": None if built is None else built.eod, "pad_token_id": None}
-    start = model.family.decoder_start(config, None if built is None else built.bos)
-    return ids if start is None else ids | {"decoder_start_token_id": start, "pad_token_id": start}
+    start = model.family.decoder_start(config, built)
+    if start is None:
+        return ids
+    end = None if built is None else decoder_ends(built)[1]
+    return ids | {"eos_token_id": end, "decoder_start_token_id": start, "pad_token_id": start}
 
 
 def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Report) -> Iterator[Tensor]:

@@ -22,6 +22,7 @@ from trainer.parallel.params import ParamSpec, Place
 if TYPE_CHECKING:
     import torch
 
+    import mdata
     from trainer.parallel.collectives import Group
 
 
@@ -250,7 +251,7 @@ class Family:
             cost, memory and decoding state; plan, kernels and decoding iterate over them.
         scores: (shape, kind) -> how attention changes scores in these blocks; None: they have none.
         decode_state: (shape, kind) -> what such a block keeps between tokens.
-        decoder_start: (configuration, the tokenizer's id that begins a text) -> the token with which a decoder begins,
+        decoder_start: (configuration, tokenizer) -> the token with which a decoder begins,
             whose rows are others than the encoder's; None: the model has one stack.
         function: shape -> what decides the function of a run's tensors, by keys of [model].
         effective: configuration -> the keys of [model] that have an effect on a trained model, derived ones too.
@@ -284,7 +285,7 @@ class Family:
     usual_kind: Callable[[Json], DataKind] | None = None
     classes: Callable[[RunConfig], tuple[str, ...] | None] = lambda _: None
     heads: Callable[[Any], tuple[str, ...]] = lambda _: ()
-    decoder_start: Callable[[RunConfig, int | None], int | None] = lambda *_: None
+    decoder_start: Callable[[RunConfig, mdata.Tokenizer | None], int | None] = lambda *_: None
     buffers: Callable[[Any, Place], tuple[ParamSpec, ...]] = lambda *_: ()
     losses: Callable[[Any], tuple[str, ...]] = lambda _: ()
     counts: Callable[[Any], Mapping[str, int]] = lambda _: {}

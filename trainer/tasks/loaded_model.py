@@ -25,6 +25,7 @@ import mdata
 from mdata import DamageError, UsageError
 from mdata.errors import counted, os_errors_named
 from mdata.progress import SILENT, Progress
+from mdata.tokenizers.base.special_names import decoder_ends
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.registry import build_tokenizer
 from trainer.checkpoint.folder import checkpoint_at
@@ -154,7 +155,10 @@ class Model:
         # Megatron-LM pads the vocabulary; transformers chooses among all rows of its models, and so do we.
         padded = folder.format in ("torch_dist", "mp_rank")
         facts, classes = _generation_facts(folder), folder.family.classes(folder.config)
-        ends = facts.ends or frozenset(() if spoken is None or spoken.eod is None else (spoken.eod,))
+        start, end = folder.family.decoder_start(folder.config, spoken), None
+        if spoken is not None:
+            end = spoken.eod if start is None else decoder_ends(spoken)[1]
+        ends = facts.ends or frozenset(() if end is None else (end,))
         return cls(
             module=_set_up(folder, world, dtype=_dtype(folder, world, dtype), weights=weights) if forward else None,
             world=world,
@@ -165,7 +169,7 @@ class Model:
             tokenizer=spoken,
             ends=ends,
             bos=None if spoken is None else spoken.bos,
-            start=family_of(folder.config).decoder_start(folder.config, None if spoken is None else spoken.bos),
+            start=start,
             reads=folder.config.train.sequence_length,
             recommended=facts.recommended,
             name=str(location).rstrip("/").rpartition("/")[2],

@@ -65,6 +65,11 @@ class JsonTokenizer:
         unknown = unknown_id(self._definition)
         self._special_runs = _runs([token.id for token in self._added if token.special and token.id != unknown])
 
+    @property
+    def definition(self) -> Definition:
+        """The tokenizer.json with the special tokens of the options."""
+        return self._definition
+
     def likely_engine(self, wanted: str) -> str:
         """See SelectsEngine."""
         return next(iter(self._family.engines)) if wanted == AUTO else wanted

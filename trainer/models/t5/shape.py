@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from mdata import UsageError
+from mdata import Tokenizer, UsageError
+from mdata.tokenizers.base.special_names import decoder_ends
 from trainer.config.sections import RunConfig, T5SamplesSection, T5Section
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.recompute_chunks import RecomputedChunk
@@ -113,9 +114,10 @@ def decode_state(shape: T5Shape, kind: str) -> DecodeState:
     return DecodeState(tensors=both, of_encoder=both)
 
 
-def decoder_start(config: RunConfig, bos: int | None) -> int:
-    """The token with which the decoder begins."""
+def decoder_start(config: RunConfig, tokenizer: Tokenizer | None) -> int:
+    """The token with which the decoder begins: that of the rows of training, if no other is set."""
     start = section_of(config).start_token
+    bos = None if start >= 0 or tokenizer is None else decoder_ends(tokenizer)[0]
     if start < 0 and bos is None:
         raise UsageError(
             "the decoder has no token to begin with",
