@@ -180,9 +180,9 @@ def test_nested_and_huge_json(tmp_path, text):
 
 TEMPLATES = {
     "parentheses": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    "blocks": "{% if true %}" * 500 + "x" + "{% endif %}" * 500,
-    "digits": f"{{{{ {LONG} }}}}",
-    "for ever": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "blocks": "{% if true %}" * 500 + "{{ messages }}" + "{% endif %}" * 500,
+    "digits": f"{{{{ {LONG} }}}}{{{{ messages }}}}",
+    "for ever": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}{{ messages }}",
 }
 
 
