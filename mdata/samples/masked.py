@@ -233,7 +233,7 @@ class MaskedSamples(FieldSamples):
 
     def _kept(self, cache: Cache) -> MappingRows:
         def make() -> Iterator[Arrays]:
-            cache.progress.begin(f"the {self.kind} samples of {self.corpus.name}", None, unit="samples")
+            cache.progress.begin(f"arranging samples of {self.corpus.name}", None, unit="samples")
             for part in self._map():
                 cache.progress.advance(len(part["rows"]))
                 yield part

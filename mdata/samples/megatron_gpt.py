@@ -59,7 +59,7 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
 
     def _kept(self, cache: Cache, threads: int) -> Arrays:
         def make() -> list[Arrays]:
-            cache.progress.begin(f"the megatron order of {self.corpus.path.name}", None, unit="samples")
+            cache.progress.begin(f"arranging the Megatron order of {self.corpus.path.name}", None, unit="samples")
             built = self._build(threads)
             cache.progress.advance(len(built[0]["shuffle"]))
             cache.progress.end()
