@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -40,7 +41,15 @@ def sync_soon(fd: int, start: int, *, count: int) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a finished file or folder its final name, replacing an older file of that name."""
+    """Give a finished file or folder its final name, replacing an older file of that name.
+
+    Raises:
+        UsageError: the name leads to a device, a pipe or a socket, such as /dev/null, which root would replace, too.
+    """
+    with suppress(FileNotFoundError):
+        mode = target.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise UsageError(f"{target} is not a regular file and is not replaced", fix="name a new file")
     source.replace(target)
 
 

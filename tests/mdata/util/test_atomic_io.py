@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mdata import UsageError
 from mdata.util import atomic_io
 from tests.helpers.examples import examples
 from tests.helpers.failures import crash_at, durable_calls
@@ -84,3 +86,16 @@ def test_a_folder_may_be_renamed_by_whoever_waits_for_the_file(tmp_path, monkeyp
         assert last.read_bytes() == b"x"
         last.unlink()
         last.parent.rmdir()
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path, is_linked):
+    pipe, name = tmp_path / "pipe", tmp_path / "name"
+    os.mkfifo(pipe)
+    name = name if is_linked else pipe
+    if is_linked:
+        name.symlink_to(pipe)
+    with pytest.raises(UsageError, match=f"{name} is not a regular file and is not replaced"):
+        atomic_io.atomic_write(name, b"text")
+    assert pipe.is_fifo() and name.exists()
+    assert sorted(tmp_path.iterdir()) == sorted({pipe, name}), "no partial file is left"
