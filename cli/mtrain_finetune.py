@@ -167,6 +167,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     given = _given(arguments.overrides)
     model = with_tokenizer(open_model(location_of(arguments.model)), arguments.tokenizer or "")
     _check_family(model, arguments)
+    _check_length(model, given, arguments)
     model, new_rows = _with_new_tokens(model, arguments.add_tokens) if arguments.add_tokens else (model, {})
     folder = Path(given.get("run", {}).get("folder") or arguments.folder or _default_folder(arguments))
     output = Path(arguments.output or folder / "run.toml")
@@ -588,6 +589,18 @@ def _lacks_template(files: Mapping[str, bytes], tokenizer: TokenizerConfig) -> b
     built = build_tokenizer(tokenizer.name, files, options=tokenizer.options)
     own = "chat_template" in json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
     return not own and None in (token_id(built, START), token_id(built, END))
+
+
+def _check_length(model: ModelFolder, given: Tables, arguments: argparse.Namespace) -> None:
+    """See that rows are not longer than the model's, before data is tokenized."""
+    most = given.get("model", {}).get("max_position") or model.config.model.max_position
+    length = given.get("train", {}).get("sequence_length") or arguments.sequence_length
+    if most and isinstance(length, int) and length > most:
+        raise UsageError(
+            f"rows of {length:,} tokens are longer than those of {arguments.model}",
+            found=f"model.max_position={most}",
+            fix=f"--sequence-length {most} or less",
+        )
 
 
 def _check_data(opened: OpenBlend, model: ModelFolder, arguments: argparse.Namespace) -> None:

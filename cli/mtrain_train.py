@@ -216,9 +216,10 @@ def result_text(
     if kind == "classify":
         lines += [f"predictions: {folder}/predictions", f"next: mtrain eval {folder} --task NAME --data FILE"]
     elif Path(folder, "tokenizer_facts.json").is_file():  # not of mock data, or data without a manifest
+        command = "chat" if kind in ("chat", "pairs") else "generate"
         blank = {"bert": "[MASK]", "t5": "<extra_id_0>"}.get(family)  # these models need a prompt
         prompt = f" --prompt 'The capital of {blank} is Paris.'" if blank else ""
-        lines.append(f"next: mtrain generate {folder}{prompt}")
+        lines.append(f"next: mtrain {command} {folder}{prompt}")
     return "\n".join(lines)
 
 

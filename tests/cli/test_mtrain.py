@@ -437,6 +437,7 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
         f"checkpoint: {checkpoint}",
         f"next: mtrain generate {folder}",
     ]
+    assert result_text(result, folder, kind="chat").endswith(f"next: mtrain chat {folder}")
     encoder = result_text(result, folder, family="bert")
     assert encoder.endswith(f"next: mtrain generate {folder} --prompt 'The capital of [MASK] is Paris.'")
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")

@@ -191,7 +191,11 @@ def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixtur
         (["tiny", "list.jsonl"], "nothing to train on\n  found: '[{}]'"),
         (["tiny", "c_messages_chat.json"], "in the data (ByteTokenizer of 257 ids)"),
         (["tiny", "other.json"], "other.json is not a manifest"),
-        (["tiny", "chats.jsonl", "--sequence-length", "129"], "longer than model.max_position=128"),
+        (
+            ["tiny", "chats.jsonl", "--sequence-length", "129"],
+            "found: model.max_position=128\n  try: --sequence-length 128",
+        ),
+        (["tiny", "chats.jsonl", "train.sequence_length=129"], "rows of 129 tokens are longer than those of tiny"),
         (["tiny", "chats.jsonl", "--epochs", "0"], "--epochs is 0.0"),
         (["tiny", "chats.jsonl", "--lora", "0"], "--lora is 0\n  expected: integer >= 1"),
         (["tiny", "chats.jsonl", "--lora", "-1"], "--lora is -1\n  expected: integer >= 1"),
@@ -227,7 +231,7 @@ def test_what_cannot_be_trained_is_named_and_no_file_is_written(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") <= 4
     assert not list(here.glob("runs/*/run.toml"))
-    option = {"--lora", "--beta", "--add-tokens"} & set(words)
+    option = {"--lora", "--beta", "--add-tokens", "--sequence-length"} & set(words)
     assert not option or not (here / "runs").exists(), "nothing is tokenized before the options are checked"
 
 
