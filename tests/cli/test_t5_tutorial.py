@@ -71,8 +71,8 @@ def test_the_tutorial_trains_fills_spans_and_exports(
     monkeypatch.chdir(tmp_path)
     _write_input(tmp_path)
     (settings,) = re.findall(r"<!-- t5.toml of [^\n]*\n```toml\n(.*?)```", _section(), re.DOTALL)
-    assert "steps = 2000" in settings
-    (tmp_path / "t5.toml").write_text(settings.replace("steps = 2000", "steps = 3"))
+    assert "steps = 1000" in settings
+    (tmp_path / "t5.toml").write_text(settings.replace("steps = 1000", "steps = 3"))
     texts = {}
     for command in _commands():
         assert COMMANDS[command[0]](command[1:]) in (None, 0), command
