@@ -8,6 +8,7 @@ exist is refused, and is mapped as soon as the key exists.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,7 +107,11 @@ def migrate(words: Sequence[str], world_size: int | None, *, program: str = PROG
     return Migration(tuple(usable), tuple(mapped), tuple(spared), tuple(refused))
 
 
-def _start_lines(world_size: int | None, nodes: int | None) -> list[str]:
+def _start_lines(migration: Migration, world_size: int | None, nodes: int | None) -> list[str]:
+    least = math.prod(migration.tables.get("mesh", {}).get(axis, 1) for axis in ("tp", "pp", "cp"))
+    if world_size is not None and world_size % least:
+        few = f"The command has {world_size} ranks, but tp x pp x cp needs a multiple of {least}."
+        return [few, *_start_lines(migration, None, None)]
     if nodes == 1:
         ranks = "RANKS" if world_size is None else str(world_size)
         return [f"Start it with: mtrain train run.toml --nproc {ranks}"]
@@ -135,7 +140,7 @@ def as_toml(
         end: the last line of the comments.
         world_size, nodes: ranks and machines, for the line that says how to start; None: unknown.
     """
-    lines = [f"From {title}", *_start_lines(world_size, nodes), "", "Mapped:"]
+    lines = [f"From {title}", *_start_lines(migration, world_size, nodes), "", "Mapped:"]
     lines += [f"  {text} -> {setting}" for text, setting in migration.mapped]
     lines += ["", "Not needed:"] if migration.not_needed else []
     for reason in dict.fromkeys(reason for _, reason in migration.not_needed):

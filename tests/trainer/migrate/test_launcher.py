@@ -75,6 +75,14 @@ def test_how_a_run_on_several_machines_is_started(text: str, nodes: int | None, 
     assert all(line in found for line in lines) and ("--nproc " in found) == (nodes == 1)
 
 
+def test_a_command_with_too_few_ranks_is_no_advice() -> None:
+    words = ["--num-layers", "4", "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "4"]
+    found = as_toml(migrate(words, 8), title="x", world_size=4, nodes=1)
+    assert "The command has 4 ranks, but tp x pp x cp needs a multiple of 8." in found and "--nproc 4" not in found
+    assert "--nnodes MACHINES --nproc-per-node RANKS" in found
+    assert "mtrain train run.toml --nproc 8" in as_toml(migrate(words, 8), title="x", world_size=8, nodes=1)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
