@@ -165,6 +165,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     candidates = list(names)
     bare = {candidate.lstrip("-"): candidate for candidate in reversed(candidates)}  # dashes resemble dashes
     word = name.lstrip("-")
-    close = difflib.get_close_matches(word, bare, n=1, cutoff=0.6) if len(word) > 2 else []  # "tp" is in "stop"
+    if len(word) <= 2:  # "tp" is no half of "stop"
+        bare = {short: candidate for short, candidate in bare.items() if len(short) <= 3}
+    close = difflib.get_close_matches(word, bare, n=1, cutoff=0.6)
     match = synonym(name, candidates) or (bare[close[0]] if close else None)
     return None if match == name else match
