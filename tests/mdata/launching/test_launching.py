@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 
 import mdata
 from cli.mdata import main
+from mdata.dedup.plan import DedupOptions
 from mdata.errors import DamageError, UsageError
 from mdata.launching import job_status as status_module
 from mdata.launching import on_processes, on_slurm
 from mdata.launching.job_folder import MERGE, Job, PartState, load_job, read_state, save_job, write_started
 from mdata.launching.job_status import job_status, last_progress
 from mdata.launching.on_slurm import Array, array_script, arrays_of, merge_script
+from mdata.launching.plan_launch import plan_dedup
 from tests.helpers.examples import examples
 from tests.mdata.preprocessing.test_parts import write_mix
 
@@ -166,7 +168,7 @@ def test_a_stage_that_fails_is_named_and_those_after_it_wait(here, capsys):
     ("words", "message"),
     [
         (["--shard", "1/2"], "--shard 1/2 without a stage"),
-        (["--parts", "2"], "the launcher gives each task its number"),
+        (["--parts", "2"], "--parts 2 without a stage"),
         (["--bands", "300"], "bands is 300"),
     ],
 )
@@ -175,6 +177,11 @@ def test_what_would_fail_in_every_task_of_dedup_fails_once(here, capsys, words, 
     assert message in capsys.readouterr().err and not (here / "out").exists()
     assert main(["launch", "local", "--parts", "2", "--", "dedup", "sign", *DEDUP[2:], "out"]) == 2
     assert "sign is one stage" in capsys.readouterr().err
+
+
+def test_options_with_a_part_are_not_launched():
+    with pytest.raises(UsageError, match="the launcher gives each task its number"):
+        plan_dedup(["dedup"], DedupOptions(input="in", output="out", parts=2), num_parts=2)
 
 
 CLEAN = ["--", "clean", "--input", "in", "--steps", "length", "--length-min-characters", "9", "--output"]
