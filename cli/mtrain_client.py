@@ -186,6 +186,8 @@ class _Connection:
                 end.shutdown(socket.SHUT_RDWR)
 
         stop.at_once = hang_up
+        if stop.asked:  # while the request was sent
+            hang_up()
 
     def getresponse(self) -> http.client.HTTPResponse:
         """See http.client."""

@@ -129,6 +129,19 @@ def test_ctrl_c_hangs_up_on_a_server_that_is_silent(folder, lines, capsys):
             time.sleep(0.01)
 
 
+@pytest.mark.timeout(20)
+def test_a_stop_while_a_request_is_sent_hangs_up(folder):
+    from cli.conversation import Stop
+    from cli.mtrain_client import RemoteServer
+    from cli.mtrain_serve import served_model
+
+    with running(served_model(Model.load(str(folder)), "tiny", template="plain"), engine=EndlessEngine()) as server:
+        stop = Stop()
+        stop(signal.SIGINT, None)
+        remote = RemoteServer(server.url, key="")
+        assert list(remote.stream("/v1/completions", {"prompt": "a", "stream": True}, stop)) == []
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
