@@ -35,8 +35,8 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("--chat-template", "chat-format"),
     ("--partitions", "shards num-shards"),
     # The configuration of a run.
-    ("mesh.tp", "tp tp-size tensor-parallel-size tensor-model-parallel-size"),
-    ("mesh.pp", "pp pp-size pipeline-parallel-size pipeline-model-parallel-size"),
+    ("mesh.tp --tp --nproc", "tp tp-size tensor-parallel-size tensor-model-parallel-size"),
+    ("mesh.pp --pp", "pp pp-size pipeline-parallel-size pipeline-model-parallel-size"),
     ("mesh.cp", "cp cp-size context-parallel-size"),
     ("mesh.ep", "ep ep-size expert-parallel-size expert-model-parallel-size"),
     ("--nproc --ranks", "num-gpus gpus nproc-per-node"),

@@ -28,7 +28,9 @@ def test_a_misspelt_option_is_named_first(capsys, program, name, misspelt, meant
         ("serve", "--tensor-parallel-size", "mesh.tp=VALUE? See "),
         ("serve", "--tp", "mesh.tp=VALUE? See "),
         ("serve", "--pipeline-model-parallel-size", "mesh.pp=VALUE? See "),
-        ("generate", "--tp", ""),  # ranks are those of torchrun
+        ("generate", "--tp", "--nproc? See "),
+        ("generate", "--pipeline-parallel-size", "--pp? See "),
+        ("eval", "--tensor-parallel-size", "--tp? See "),
         ("train", "--tp", "mesh.tp=VALUE? See "),
     ],
 )
