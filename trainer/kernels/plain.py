@@ -451,6 +451,25 @@ def weigh_backward(dz_MF: Tensor, y_MF: Tensor, weight_M: Tensor) -> tuple[Tenso
     return (dz_MF * weight_M.unsqueeze(1)).to(y_MF.dtype), dweight_M
 
 
+def weigh_swiglu(both_MF: Tensor, weight_M: Tensor, end_E: Tensor) -> Tensor:
+    """SwiGLU of [M, 2F] of each row times its weight: [M, F]. Rows behind the last group's may have any values."""
+    return weigh(swiglu(both_MF), weight_M)
+
+
+def weigh_swiglu_backward(dz_MF: Tensor, both_MF: Tensor, weight_M: Tensor, end_E: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of [M, 2F] and of weights."""
+    dboth_MF = torch.empty_like(both_MF)
+    (dgate_MF, dup_MF), (gate_MF, up_MF) = dboth_MF.chunk(2, dim=-1), both_MF.chunk(2, dim=-1)
+    dy_MF, dweight_M = weigh_backward(dz_MF, swiglu(both_MF), weight_M)
+    swiglu_backward_(dgate_MF, dup_MF, dy_MF, gate_MF, up_MF)
+    return dboth_MF, dweight_M
+
+
+def take_rows(x_AD: Tensor, token_M: Tensor, end_E: Tensor) -> Tensor:
+    """The row of each token: [M, D]. Rows behind the last group's may have any values."""
+    return x_AD[token_M]
+
+
 def sum_slots(y_MD: Tensor, row_AK: Tensor, computed_AK: Tensor | None) -> Tensor:
     """The sum of each token's rows, in the order of its slots; rows that were not computed count as 0: [A, D]."""
     y_AKD = y_MD[row_AK]

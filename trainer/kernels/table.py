@@ -26,6 +26,7 @@ from trainer.config.sections import KernelsSection
 from trainer.kernels import (
     apex,
     chunk_attention,
+    expert_rows,
     few_rows,
     float8,
     gpu,
@@ -82,6 +83,9 @@ class Kernels:
     add_product: Kernel = plain.add_product
     weigh: Kernel = plain.weigh
     weigh_backward: Kernel = plain.weigh_backward
+    weigh_swiglu: Kernel = plain.weigh_swiglu
+    weigh_swiglu_backward: Kernel = plain.weigh_swiglu_backward
+    take_rows: Kernel = plain.take_rows
     sum_slots: Kernel = plain.sum_slots
     grouped_product: Kernel = plain.grouped_product
     add_grouped_product: Kernel = plain.add_grouped_product
@@ -144,6 +148,9 @@ NOT_COMPILED = (
     "ragged_attention",
     "orthogonalize",
     "add_product",
+    "weigh_swiglu",
+    "weigh_swiglu_backward",
+    "take_rows",
     "grouped_product",
     "add_grouped_product",
     "chunk_scan",
@@ -170,6 +177,9 @@ def compiled() -> Kernels:
         bias_mask=gpu.bias_mask,
         paged_attention=paged_attention.paged_attention,
         ragged_attention=gpu.ragged_attention,
+        weigh_swiglu=expert_rows.weigh_swiglu,
+        weigh_swiglu_backward=expert_rows.weigh_swiglu_backward,
+        take_rows=expert_rows.take_rows,
         grouped_product=gpu.grouped_product,
         add_grouped_product=gpu.add_grouped_product,
         **made,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -27,7 +28,7 @@ from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, MainGradients, Parallel, as_input
 from trainer.layers.dispatch import Dispatch, Exchange, Gathering, SortedSlots, gathered_way, sort_slots
 from trainer.layers.linear import Float8RowsKernels
-from trainer.layers.mlp import MLP, activated
+from trainer.layers.mlp import MLP, activated, is_swiglu
 from trainer.layers.recompute import recomputed
 from trainer.layers.router import Router, RouterLosses, RowLayout, score_logits
 from trainer.layers.shapes import GATED, MLPShape, MoEShape
@@ -41,12 +42,13 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y_MD: Tensor, way: Way, kernels: Kernels) -> Tensor:
-        ctx.way = way
+        ctx.way, ctx.kernels = way, kernels
         return way.take_back(y_MD, kernels)
 
     @staticmethod
     def backward(ctx: Any, dout_ND: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.way.bring(dout_ND)[ctx.way.slots.token_M], None, None
+        slots = ctx.way.slots
+        return ctx.kernels.take_rows(ctx.way.bring(dout_ND), slots.token_M, slots.end_E), None, None
 
 
 class Experts(Layer):
@@ -115,8 +117,8 @@ class Experts(Layer):
         way = (way or self.way(expert_NK, all_computed=all_computed)).finish()
         up_MF = _Up.apply(x_ND, self.up, self.up_bias, self, way, brought)
         weight_M = way.slots.gather(way.weights(weight_NK))
-        z_MF = _Weighted.apply(up_MF, weight_M, self)
-        again = recomputed(z_MF, lambda: self.kernels.weigh(self.activated(up_MF.detach()), weight_M.detach()))
+        z_MF = _Weighted.apply(up_MF, weight_M, self, way.slots)
+        again = recomputed(z_MF, lambda: self.weighted(up_MF.detach(), weight_M.detach(), way.slots))
         with again if recompute else nullcontext():
             y_MD = _Down.apply(z_MF, weight_M, self.down, self.down_bias, self, way.slots)
         combined_ND: Tensor = _Combine.apply(y_MD, way, self.kernels)
@@ -132,30 +134,35 @@ class Experts(Layer):
             return gathered_way(dispatch, expert_AK, self.num_experts, fixed=fixed)
         return Gathering(dispatch, sort_slots(expert_AK, self.num_experts, all_computed=all_computed))
 
-    def activated(self, up_MF: Tensor) -> Tensor:
-        """[M, F] of the first product's [M, F] or [M, 2F]."""
-        return activated(up_MF, self.shape, self.kernels)
+    def weighted(self, up_MF: Tensor, weight_M: Tensor, slots: SortedSlots) -> Tensor:
+        """The activation [M, F] of the first product's [M, F] or [M, 2F], times each row's weight."""
+        if is_swiglu(self.shape):
+            z_MF: Tensor = self.kernels.weigh_swiglu(up_MF, weight_M, slots.end_E)
+        else:
+            z_MF = self.kernels.weigh(activated(up_MF, self.shape, self.kernels), weight_M)
+        return z_MF
 
 
 class _Weighted(torch.autograd.Function):
     """The activation of each row times its weight. Backward computes the activation again."""
 
     @staticmethod
-    def forward(ctx: Any, up_MF: Tensor, weight_M: Tensor, layer: Experts) -> Tensor:
+    def forward(ctx: Any, up_MF: Tensor, weight_M: Tensor, layer: Experts, slots: SortedSlots) -> Tensor:
         ctx.save_for_backward(up_MF, weight_M)
-        ctx.layer = layer
-        z_MF: Tensor = layer.kernels.weigh(layer.activated(up_MF), weight_M)
-        return z_MF
+        ctx.layer, ctx.slots = layer, slots
+        return layer.weighted(up_MF, weight_M, slots)
 
     @staticmethod
-    def backward(ctx: Any, dz_MF: Tensor) -> tuple[Tensor, Tensor, None]:
-        up_MF, weight_M = ctx.saved_tensors
+    def backward(ctx: Any, dz_MF: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (up_MF, weight_M), layer, kernels = ctx.saved_tensors, ctx.layer, ctx.layer.kernels
+        if is_swiglu(layer.shape):
+            return *kernels.weigh_swiglu_backward(dz_MF, up_MF, weight_M, ctx.slots.end_E), None, None
         with torch.enable_grad():
             leaf_MF = up_MF.detach().requires_grad_()
-            y_MF = ctx.layer.activated(leaf_MF)
-        dy_MF, dweight_M = ctx.layer.kernels.weigh_backward(dz_MF, y_MF.detach(), weight_M)
+            y_MF = activated(leaf_MF, layer.shape, kernels)
+        dy_MF, dweight_M = kernels.weigh_backward(dz_MF, y_MF.detach(), weight_M)
         (dup_MF,) = torch.autograd.grad(y_MF, leaf_MF, dy_MF)
-        return dup_MF, dweight_M, None
+        return dup_MF, dweight_M, None, None
 
 
 class _Up(torch.autograd.Function):
@@ -174,7 +181,8 @@ class _Up(torch.autograd.Function):
         x_AD = way.bring(x_ND) if brought is None else brought.wait()
         ctx.save_for_backward(x_AD if way.keeps else x_ND, weight_EFD)
         ctx.layer, ctx.way, ctx.bias = layer, way, bias_EF is not None
-        y_MF = layer.product("up", x_AD[way.slots.token_M], weight_EFD, way.slots)
+        x_MD = layer.kernels.take_rows(x_AD, way.slots.token_M, way.slots.end_E)
+        y_MF = layer.product("up", x_MD, weight_EFD, way.slots)
         return y_MF if bias_EF is None else _add_bias(y_MF, bias_EF, way.slots)
 
     @staticmethod
@@ -185,7 +193,8 @@ class _Up(torch.autograd.Function):
         dx_MD = layer.kernels.grouped_product(dy_MF, weight_EFD.transpose(1, 2), slots.end_E)
         x_AD = brought.wait()
         dx_ND = way.take_back(dx_MD, layer.kernels)
-        dweight = _weight_gradient(layer, "up", dy_MF, lambda: x_AD[slots.token_M], slots)
+        x_MD = partial(layer.kernels.take_rows, x_AD, slots.token_M, slots.end_E)
+        dweight = _weight_gradient(layer, "up", dy_MF, x_MD, slots)
         dbias = _bias_gradient(layer, "up_bias", dy_MF, None, slots) if ctx.bias else None
         return dx_ND, dweight, dbias, None, None, None
 

@@ -43,13 +43,18 @@ class MLP(Layer):
         return activated(up_NF, self.shape, self.kernels)
 
 
+def is_swiglu(shape: MLPShape) -> bool:
+    """Whether the nonlinearity is plain SwiGLU."""
+    return shape.activation == "swiglu" and not (shape.clamp or shape.offset)
+
+
 def activated(up_NF: Tensor, shape: MLPShape, kernels: Kernels) -> Tensor:
     """The nonlinearity of a feed-forward layer: [N, F] of [N, F] or [N, 2F]."""
     if shape.activation in ("relu", "squared_relu"):  # So et al. 2021 for the second
         return _ReLU.apply(up_NF, shape.activation == "squared_relu")
     if shape.activation not in GATED:
         return F.gelu(up_NF, approximate="none" if shape.activation == "gelu_erf" else "tanh")
-    if shape.activation == "swiglu" and not (shape.clamp or shape.offset):
+    if is_swiglu(shape):
         return _SwiGLU.apply(up_NF, kernels)
     return _Gated.apply(up_NF, kernels, (shape.activation, shape.clamp, shape.offset))
 

@@ -31,6 +31,7 @@ from trainer.kernels.table import PLAIN
 from trainer.layers.base import Parallel
 from trainer.layers.dispatch import Dispatch
 from trainer.layers.experts import Experts
+from trainer.layers.mlp import activated
 from trainer.layers.router import Router, RowLayout
 from trainer.layers.shapes import MLPShape, MoEShape
 from trainer.models.family import family_of
@@ -336,7 +337,7 @@ def test_experts_compute_the_sum_over_slots_and_its_gradient(experts, activation
         for k, e in enumerate(row):
             if e < 3:
                 up = layer.up[e] @ x_ND[n] + layer.up_bias[e]
-                y = layer.down[e] @ layer.activated(up.unsqueeze(0))[0] + layer.down_bias[e]
+                y = layer.down[e] @ activated(up.unsqueeze(0), layer.shape, layer.kernels)[0] + layer.down_bias[e]
                 out_ND[n] += (weight_NK[n, k] * y).detach()
     inputs = [each.detach().clone().requires_grad_() for each in (x_ND, weight_NK, *layer.parameters())]
     torch.testing.assert_close(compute(*inputs), out_ND)
