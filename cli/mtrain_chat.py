@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from mdata.errors import UsageError
 
 from .console import Console
 from .conversation import Stop, Turn, converse
 from .mtrain_model import add_folder_arguments
+
+if TYPE_CHECKING:
+    from trainer.serve.openai_api import Served
 
 _DEFAULTS = {"temperature": 0.8, "top_p": 0.95}
 
@@ -95,6 +99,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         raise UsageError(
             f"a chat needs a template: {served.no_template}", fix="give --chat-template plain, or use mtrain generate"
         )
+    if arguments.system:
+        _check_system(served, arguments.system, console)
     options = {**_DEFAULTS, **model.recommended, **talk_options(arguments)}
     engine = DecodeEngine(model, max_batch=1)
 
@@ -118,3 +124,21 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
     converse(console, answer, system=arguments.system)
     return 0
+
+
+def _check_system(served: Served, system: str, console: Console) -> None:
+    """Refuse a system message that the template refuses; warn if the template leaves it out."""
+    from mdata.chat.loss_spans import TemplateRefused
+    from mdata.chat.prompt import answer_prompt
+    from mdata.tokenizers.base.tokenizer import TextRefused
+    from trainer.serve.rows import tokenizer_of
+
+    assert served.template is not None, "main has checked it"
+    tokenizer, user = tokenizer_of(served.model), ("user", "a")
+    try:
+        ids = answer_prompt(served.template, tokenizer, [("system", system), user])
+    except (TemplateRefused, TextRefused) as refused:
+        raise UsageError(f"--system: {refused}", fix="leave it out, or say it in the first line") from refused
+    with suppress(TemplateRefused):  # it needs a system message, so it writes it
+        if ids == answer_prompt(served.template, tokenizer, [user]):
+            console.note("the chat template leaves the system message out")

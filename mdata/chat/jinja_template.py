@@ -181,7 +181,10 @@ class JinjaTemplate:
 
     def prompt(self, messages: Sequence[Message]) -> list[Span]:
         """See `Template`; one span, as transformers tokenizes it."""
-        return [_part(self._text([message.given() for message in messages], prompt=True))]
+        fields = [message.given() for message in messages]
+        text = self._text(fields, prompt=True)
+        self._check_written(messages, fields, text, NO_VARIABLES, prompt=True)
+        return [_part(text)]
 
     def whole(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Whole | None:
         """See `Template`; found by running the template without each of the fields in turn."""
@@ -223,9 +226,16 @@ class JinjaTemplate:
             return None
         return Whole(frozenset(written | by_variable), messages, variables)
 
-    def _differs(self, text: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:
+    def _differs(
+        self,
+        text: str,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        prompt: bool = False,
+    ) -> bool:
         try:
-            return self._text(messages, prompt=False, record=variables) != text
+            return self._text(messages, prompt=prompt, record=variables) != text
         except TemplateRefused:
             return True
 
@@ -242,11 +252,14 @@ class JinjaTemplate:
         fields: Sequence[Mapping[str, Any]],
         text: str,
         variables: Mapping[str, Any],
+        *,
+        prompt: bool = False,
     ) -> None:
         """Refuse a role that the template does not have and does not write, as its message would be lost.
 
         Args:
             fields: what the template gets of each message. text: what it wrote for them.
+            prompt: whether the text ends with the request for an answer.
         """
         roles = _roles_in(self.source)
         doubtful = [
@@ -262,10 +275,11 @@ class JinjaTemplate:
         for number in doubtful:
             marked[number] = _with_mark(fields[number], f"{_BEGIN}{number}{_END}")
         with suppress(TemplateRefused):
-            marked_text = self._text(marked, prompt=False, record=variables)
+            marked_text = self._text(marked, prompt=prompt, record=variables)
             doubtful = [number for number in doubtful if f"{_BEGIN}{number}{_END}" not in marked_text]
         for number in doubtful[:_MOST_TRIED]:
-            if not self._differs(text, [*fields[:number], marked[number], *fields[number + 1 :]], variables):
+            marked_messages = [*fields[:number], marked[number], *fields[number + 1 :]]
+            if not self._differs(text, marked_messages, variables, prompt=prompt):
                 known = f"; it has {', '.join(roles)}" if roles else ""
                 raise TemplateRefused(
                     f"message {number + 1}: role {messages[number].role!r} is unknown to the chat template,"

@@ -161,6 +161,31 @@ def test_bad_input_is_named(words, code, text, folder, server, lines, capsys):
     assert text in capsys.readouterr().err
 
 
+USERS = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "text"),
+    [
+        (USERS, 2, "error: --system: message 1: role 'system' is unknown to the chat template, which writes nothing"),
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}" + USERS, 2, "--system: the"),
+        ("{% if messages[0].role == 'system' %}{% endif %}" + USERS, 0, "the chat template leaves the system message"),
+        ("{% if messages[0].role != 'system' %}{{ raise_exception('it begins') }}{% endif %}{{ messages }}", 0, ""),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", 0, ""),
+    ],
+)
+def test_a_system_message_that_a_template_does_not_write_is_named_once(
+    source, code, text, folder, lines, tmp_path, capsys
+):
+    template = tmp_path / "template.jinja"
+    template.write_text(source)
+    lines("the man\nhello\n")
+    words = ["chat", str(folder), "--chat-template", str(template), "--system", "brief", "--max-tokens", "2"]
+    assert main(words) == code
+    err = capsys.readouterr().err
+    assert text in err and err.count("the chat template") == bool(text)
+
+
 def test_a_template_is_found_or_missing(folder: Path):
     from cli.mtrain_serve import served_model
 

@@ -67,3 +67,21 @@ def test_what_a_template_refuses():
     assert answer_ends(refusing, tokenizer) == frozenset()
     by_text = JinjaTemplate("own", "{% for m in messages %}{{ m.content }};{% endfor %}", ()).checked()
     assert answer_ends(by_text, tokenizer) == frozenset()
+
+
+def test_a_system_message_for_which_a_template_writes_nothing_is_refused():
+    """As in training; one that the template names is left to it."""
+    _, tokenizer = tokenizer_of(adds=False)
+    turns = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    asks = "{% if not add_generation_prompt %}{{ raise_exception('answer') }}{% endif %}"
+    conversation = [("system", "Be brief."), ("user", "Hi")]
+    for source in (turns, asks + turns):
+        with pytest.raises(
+            TemplateRefused, match=r"message 1: role 'system' is unknown .* writes nothing for it; it has"
+        ):
+            answer_prompt(JinjaTemplate("own", source, ()), tokenizer, conversation)
+    knows = turns + "{% if messages[0].role == 'system' %}{% endif %}"
+    assert (
+        answer_prompt(JinjaTemplate("own", knows, ()), tokenizer, conversation)
+        == tokenizer.encode_batch(["Hi"])[0].tolist()
+    )

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 
+from mdata.chat.jinja_template import JinjaTemplate
 from tests.helpers.house_rules import ROOT
 from tests.helpers.serving import running
 from trainer.tasks.engine import DecodeEngine
@@ -209,6 +210,17 @@ def test_without_a_template_a_chat_says_what_is_missing(served):
         message = reply.body["error"]["message"]
         assert reply.status == 400 and "no chat template: the tokenizer has none; use /v1/completions" in message
         assert server.ask("/v1/models").body["data"][0]["chats"] is False
+
+
+def test_a_system_message_that_the_template_does_not_have_is_refused(served):
+    template = JinjaTemplate(
+        "own", "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", ()
+    )
+    with running(replace(served, template=template)) as server:
+        messages = [{"role": "user", "content": "Hi"}]
+        assert server.ask("/v1/chat/completions", {"messages": messages}).status == 200
+        reply = server.ask("/v1/chat/completions", {"messages": [{"role": "system", "content": "x"}, *messages]})
+        assert reply.status == 400 and "message 1: role 'system' is unknown" in reply.body["error"]["message"]
 
 
 def test_models_health_and_metrics(server):
