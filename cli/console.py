@@ -46,6 +46,7 @@ __all__ = ["Command", "Console", "Parser", "run"]
 # A long option with only one dash; not a number or a single letter.
 _ONE_DASH = re.compile(r"-[A-Za-z]{3}")
 _CHOICES = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose from (.*)\)")
+_MAY_BE_EMPTY = ("TEXT", "KEY")  # metavars; a key of a JSON object may be empty
 _EXTRAS = MappingProxyType(
     {
         "torch": "train",
@@ -88,6 +89,12 @@ class Parser(argparse.ArgumentParser):
         matches: list[Any] = super()._get_option_tuples(option_string)
         first = [match for match in matches if match[0].dest not in self.second_choice] or matches
         return list({match[0].dest: match for match in first}.values())  # two names of one option are one
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """The values of an option or argument; an empty path would be the current folder, and other values nothing."""
+        if "" in arg_strings and action.metavar not in _MAY_BE_EMPTY:
+            raise argparse.ArgumentError(action, "the value is empty; is it a shell variable that is not set?")
+        return super()._get_values(action, arg_strings)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         say(message, standard_output())

@@ -6,16 +6,22 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from cli.console import Command, run
+from cli.console import Command, command_parser, run
+from cli.mdata import COMMANDS as MDATA
+from cli.mdata import main as mdata
+from cli.mtrain import COMMANDS as MTRAIN
+from cli.mtrain import main as mtrain
 from mdata import errors
 from mdata.util.option_synonyms import nearest
 
@@ -254,3 +260,37 @@ def test_a_reader_that_leaves_is_no_error():
     assert child.stderr.read() == b""
     assert child.wait() == 0
     child.stderr.close()
+
+
+@pytest.mark.parametrize(("program", "commands"), [("mdata", MDATA), ("mtrain", MTRAIN)])
+def test_no_option_takes_an_empty_path(program, commands):
+    """Path("") is the current folder, and a result would be written there."""
+    for command in commands:
+        parser = command_parser(program, command, import_module(command.module, "cli"))
+        for action in parser._actions:
+            if not action.option_strings or action.nargs == 0 or action.metavar in ("TEXT", "KEY"):
+                continue
+            option = action.option_strings[-1]
+            for words in ([option, *[""] * (action.nargs if isinstance(action.nargs, int) else 1)], [f"{option}="]):
+                with pytest.raises(errors.UsageError, match=re.escape(option)):
+                    parser.parse_intermixed_args(words)
+
+
+@pytest.mark.parametrize(
+    ("program", "line", "argument"),
+    [
+        (mdata, "dedup --input texts.jsonl --output=", "--output"),
+        (mdata, "extract --input texts.jsonl --output ''", "--output"),
+        (mdata, "preprocess --input texts.jsonl --tokenizer-type ByteTokenizer --output-prefix=''", "--output-prefix"),
+        (mdata, "preprocess --input texts.jsonl '' --tokenizer-type ByteTokenizer --output-prefix a", "--input"),
+        (mdata, "adopt ''", "PREFIX"),
+        (mtrain, "report ''", "RUN"),
+        (mtrain, "convert --to hf a ''", "TARGET"),
+    ],
+)
+def test_an_empty_word_is_named_and_nothing_is_written(program, line, argument, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("texts.jsonl").write_text('{"text": "a"}\n')
+    assert program(shlex.split(line)) == 2
+    assert f"error: argument {argument}: the value is empty; is it a shell variable" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["texts.jsonl"]

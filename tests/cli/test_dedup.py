@@ -32,7 +32,7 @@ def test_it_says_what_was_found_and_what_comes_next(tmp_path: Path, capsys: pyte
         (["--verify", "1.5"], "verify is 1.5"),
         (["--compat", "megatron", "--ngram", "3"], "--compat megatron decides --ngram"),
         (["--shard", "1/2"], "--shard 1/2 without a stage"),
-        (["--shard", ""], "--shard  without a stage"),
+        (["--shard", ""], "argument --shard: the value is empty"),
         (["--parts", "-1"], "--parts -1 without a stage\n  try: mdata dedup STAGE"),
         (["group", "--ranges", "-1"], "ranges is -1\n  expected: at least 1"),
         (["--workers", "-1"], "workers is -1"),

@@ -103,7 +103,7 @@ def test_the_program_is_named_and_its_local_kernels_are_ours(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "--from-megatron is empty"),
+        ("", "argument --from-megatron: the value is empty"),
         ("   ", "--from-megatron is empty"),
         ("no_such_file.sh", "No such file"),
         ("nonsense", "No such file"),
