@@ -47,6 +47,7 @@ from .mtrain_init import (
     check_regular,
     explained,
     parsed,
+    refuse_unread_hardware,
     summary,
     visible_gpus,
     with_layout,
@@ -162,6 +163,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         fix = "--print > run.toml writes the file for other machines; see mtrain launch"
         raise UsageError(f"--gpus {gpus}: this machine has {visible}", fix=fix)
     _check_numbers(arguments)
+    layout_keys = [word for word in arguments.overrides if word.startswith(LAYOUT_KEYS)]
+    refuse_unread_hardware(arguments, gpus, layout_keys=layout_keys)
     _check_methods(arguments)
     check_task_options(arguments)
     given = _given(arguments.overrides)

@@ -16,7 +16,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -389,11 +389,25 @@ def _parameters(tables: Tables, facts: DataFacts | None) -> int:
     return make_plan(parsed(tables), 1, facts=facts).num_parameters
 
 
+def refuse_unread_hardware(arguments: argparse.Namespace, gpus: int, *, layout_keys: Sequence[str] = ()) -> None:
+    """Refuse a description of GPUs where no layout is chosen for them.
+
+    Args:
+        gpus: 0: the run is for the CPU. layout_keys: settings of the command line that are the layout.
+    """
+    given = [f"--{name} {value}" for name in ("device", "nodes") if (value := getattr(arguments, name)) is not None]
+    if given and (not gpus or layout_keys):
+        why = f"{' '.join(layout_keys)} sets the layout" if gpus else "without GPUs the run is for the CPU"
+        fix = f"leave {' and '.join(given)} out" if gpus else "give --gpus N, or leave it out"
+        raise UsageError(f"{' and '.join(given)} would have no effect: {why}", fix=fix)
+
+
 def with_layout(draft: Draft, arguments: argparse.Namespace) -> tuple[RunConfig, Layout | None]:
     """The configuration with the fastest layout that works, whose keys are added to the draft's tables."""
     from trainer.plan.layouts import SHARDINGS, find_layouts, problems_of_every_layout
 
     tables, train = draft.tables, draft.tables["train"]
+    refuse_unread_hardware(arguments, draft.gpus)
     if not draft.gpus:
         train["micro_batch"] = math.gcd(train["global_batch"], 8)
         return parsed(tables), None

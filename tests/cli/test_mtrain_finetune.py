@@ -209,6 +209,18 @@ def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixtur
         (["tiny", "chats.jsonl", "train.stepz=4"], "there is no key train.stepz; did you mean steps?"),
         (["tiny", "chats.jsonl", "trian.steps=4"], "there is no section [trian]; did you mean train?"),
         (["tiny", "chats.jsonl", "--gpus", "900"], "--gpus 900: this machine has"),
+        (
+            ["tiny", "chats.jsonl", "--gpus", "0", "--device", "H100"],
+            "--device H100 would have no effect: without GPUs",
+        ),
+        (
+            ["tiny", "chats.jsonl", "--nodes", "1"],
+            "--nodes 1 would have no effect: without GPUs the run is for the CPU",
+        ),
+        (
+            ["tiny", "chats.jsonl", "mesh.tp=2", "--gpus", "2", "--print", "--nodes", "1"],
+            "--nodes 1 would have no effect: mesh.tp=2 sets the layout\n  try: leave --nodes 1 out",
+        ),
         (["bare", "chats.jsonl"], "bare has no tokenizer for the texts in chats.jsonl"),
         (
             ["tiny", "chats.jsonl", "--task", "mnli", "--add-tokens", "<new>"],
@@ -378,7 +390,8 @@ def test_a_step_of_less_than_a_row_is_refused_and_one_of_fewer_rows_than_gpus_is
     assert finetune("tiny", "chats.jsonl", "--batch-tokens", "127", "--quiet") == 2
     assert "less than a row of 128 tokens\n  try: --batch-tokens 128" in capsys.readouterr().err
     for gpus, tokens, rows in (("0", "128", 1), ("0", "300", 2), ("8", "640", 5), ("8", "1300", 8)):
-        words = ("--print", "--quiet", "--json", "--gpus", gpus, "--device", "H100", "--batch-tokens", tokens)
+        device = ("--device", "H100") if gpus != "0" else ()
+        words = ("--print", "--quiet", "--json", "--gpus", gpus, *device, "--batch-tokens", tokens)
         assert finetune("tiny", "chats.jsonl", *words) == 0
         assert json.loads(capsys.readouterr().out)["config"]["train"]["global_batch"] == rows
     words = ("--print", "--quiet", "--gpus", "3", "--device", "H100", "--batch-tokens", "128")

@@ -112,6 +112,8 @@ def test_answers_from_a_pipe_and_defaults_from_the_data(
         (["--model", "gpt2", "--sequence-length", "9999", "--gpus", "2"], "model.max_position"),
         (["--gpus", "1", "--model", "400B"], "no layout of 1 x H100 works"),
         (["--device", "Z9", "--gpus", "1"], "unknown --device Z9"),
+        (["--device", "H100", "--gpus", "0"], "--device H100 would have no effect: without GPUs the run is for the"),
+        (["--gpus", "0", "--nodes", "2", "--device", "H100"], "--device H100 and --nodes 2 would have no effect"),
     ],
 )
 def test_a_wrong_answer_is_named_and_nothing_is_written(
