@@ -61,7 +61,8 @@ from trainer.config.sections import (
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.mesh import mesh_of
-from trainer.parallel.world import Placement, World, find_placement, join_world, leave_world, open_store
+from trainer.parallel.placement import Placement, find_placement
+from trainer.parallel.world import World, join_world, leave_world, open_store
 from trainer.plan.kernel_choice import why_not_recorded
 from trainer.plan.plan import make_plan
 from trainer.run.determinism import make_deterministic

@@ -54,7 +54,8 @@ from trainer.models.mamba.shape import MambaShape
 from trainer.models.stage import only_tokens
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
-from trainer.parallel.world import Placement, World, find_placement, join_world, leave_world
+from trainer.parallel.placement import Placement, find_placement
+from trainer.parallel.world import World, join_world, leave_world
 from trainer.run.launch import rank_environment
 from trainer.serve.free_lists import FreeLists, freeze_loaded
 from trainer.tasks.engine import DecodeEngine, Request

@@ -33,6 +33,7 @@ from mdata.errors import OtherResultsError, few, os_errors_named
 from mdata.util import atomic_io
 from mdata.util.config_text import parse_toml
 from trainer.config.parse import ReadConfig, apply_override, key_names, problems_error, setting_problem
+from trainer.parallel.placement import find_placement
 
 from .console import Console, Parser
 from .finetune_task import BATCH, WARMUP, add_task_arguments, check_task_options, prepare
@@ -148,7 +149,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     """Prepare the data, choose, check, write the file, and train."""
     from trainer.checkpoint.location import location_of
     from trainer.convert.convert import open_model, with_tokenizer
-    from trainer.parallel.world import find_placement
     from trainer.plan.check import least_ranks
     from trainer.run.launch import survey
 

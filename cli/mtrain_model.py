@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mdata.errors import UsageError, counted
 from mdata.progress import SILENT
 from mdata.util.commands import command_line
+from trainer.parallel.placement import Placement, find_placement
 
 from .console import Console
 from .mtrain_options import launched
@@ -24,7 +25,6 @@ from .mtrain_options import launched
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-    from trainer.parallel.world import Placement
     from trainer.tasks.loaded_model import Model
 
 
@@ -140,7 +140,7 @@ def each_opened(
     """
     from trainer.checkpoint.location import location_of
     from trainer.parallel.mesh import Mesh
-    from trainer.parallel.world import Placement, find_placement, join_world, leave_at_the_end, lost_ranks_named
+    from trainer.parallel.world import join_world, leave_at_the_end, lost_ranks_named
     from trainer.tasks.loaded_model import Model
 
     place = find_placement(os.environ) or Placement()

@@ -10,17 +10,14 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mdata import UsageError
 from mdata.errors import counted
 from trainer.config.parse import ReadConfig, key_names, load_config, read_config
 from trainer.config.sections import RunConfig
+from trainer.parallel.placement import Placement, find_placement
 
 from .console import Parser
-
-if TYPE_CHECKING:
-    from trainer.parallel.world import Placement
 
 
 def add_run_arguments(parser: Parser) -> None:
@@ -96,8 +93,6 @@ def launched(nproc: int | None) -> Placement | None:
     """
     if nproc is not None and nproc < 1:
         raise UsageError("--nproc is too small", found=str(nproc), expected="1 or more")
-    from trainer.parallel.world import find_placement
-
     placement = find_placement(os.environ)
     if placement is not None and nproc not in (None, placement.world_size):
         raise UsageError(

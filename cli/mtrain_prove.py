@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from mdata.errors import UsageError, counted
 from mdata.util.commands import command_line
+from trainer.parallel.placement import find_placement
 
 from .console import Console, Parser
 from .mtrain_options import add_run_arguments, read_run_arguments
@@ -47,7 +48,6 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Train, interrupt, train, compare."""
     from trainer.config.parse import ReadConfig
-    from trainer.parallel.world import find_placement
     from trainer.run.launch import preflight
     from trainer.run.prove import prove
 

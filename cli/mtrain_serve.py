@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from mdata.errors import UsageError
 from mdata.util.commands import command_line
+from trainer.parallel.placement import Placement
 
 from .console import Console, Parser
 from .mtrain_model import add_folder_arguments
@@ -111,7 +112,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 def _served(arguments: argparse.Namespace, console: Console) -> Served:
     from trainer.checkpoint.location import location_of
     from trainer.parallel.mesh import Mesh
-    from trainer.parallel.world import Placement, join_world
+    from trainer.parallel.world import join_world
     from trainer.tasks.loaded_model import Model
 
     with console.progress() as progress:

@@ -32,6 +32,7 @@ from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
 from trainer.errors import rank_here
 from trainer.launching.job import PLANNED_RANKS, record_end, refuse_restart, wait_for_ranks
+from trainer.parallel.placement import Placement, find_placement
 
 from .console import Console, Parser
 from .mtrain_options import add_run_arguments, read_with_problems
@@ -62,8 +63,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _rank() -> int:
-    from trainer.parallel.world import Placement, find_placement
-
     return (find_placement(os.environ) or Placement()).rank
 
 
@@ -72,7 +71,7 @@ def _who() -> str:
 
 
 def _train(arguments: argparse.Namespace, console: Console) -> int:
-    from trainer.parallel.world import check_not_ended, find_placement
+    from trainer.parallel.world import check_not_ended
     from trainer.run.launch import preflight
     from trainer.run.lost_nodes import after_lost_node
 
@@ -124,7 +123,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseExcept
         end: ends this process with an error of the watchdog, while the main thread waits; does not return.
     """
     from trainer.parallel.mesh import mesh_of
-    from trainer.parallel.world import Placement, find_placement, join_world, leave_at_the_end, open_store
+    from trainer.parallel.world import join_world, leave_at_the_end, open_store
     from trainer.plan.lengths import given_lengths
     from trainer.run.determinism import make_deterministic
     from trainer.run.metrics import plain

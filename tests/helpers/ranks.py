@@ -58,7 +58,8 @@ class RankContext:
     def join(self, mesh: Any = None) -> Any:
         """Join the other ranks: a `trainer.parallel.world.World` over `mesh` (default: all ranks in dp)."""
         from trainer.parallel.mesh import Mesh
-        from trainer.parallel.world import Placement, join_world
+        from trainer.parallel.placement import Placement
+        from trainer.parallel.world import join_world
 
         place = Placement(
             rank=self.rank,

@@ -1,9 +1,7 @@
-"""Joins the other ranks: this process's rank, its device, its group on each axis.
+"""Joins the other ranks: this process's device, its group on each axis.
 
-The only file that creates or destroys process groups (`collectives.py` is the only one that uses them). A process
-learns its rank from torchrun's variables, otherwise from Slurm's, otherwise it is alone; a world of one rank creates no
-group and runs the same code. What is unusual: finding the rank is a pure function of the environment, so that it is
-tested without starting anything.
+The only file that creates or destroys process groups (`collectives.py` is the only one that uses them). A process that
+no launcher started is alone: a world of one rank creates no group and runs the same code.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import dataclasses
 import gc
 import json
 import os
-import re
 import socket
 import sys
 import threading
@@ -38,6 +35,7 @@ from mdata.util import atomic_io
 from trainer.errors import LostRankError
 from trainer.parallel.collectives import Channel, Group, all_reduce_, start_receive_, start_send
 from trainer.parallel.mesh import AXES, IN_PASSES, Coordinates, Mesh
+from trainer.parallel.placement import Placement, find_placement, launcher_holds_store
 
 T = TypeVar("T")
 # For the other ranks to join, and for a single collective. The waits below end earlier: their messages name the ranks.
@@ -48,7 +46,6 @@ LEAVE_S = 20.0  # for communicators to close
 TOLD_S = 40.0  # between notes that name the missing rank
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
 _ENDED = "mtrain/ended"  # a launcher's key for all attempts of its job
-FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems assign ports
 
 
 class CommunicatorUser(Protocol):
@@ -59,25 +56,6 @@ class CommunicatorUser(Protocol):
 
 
 _USERS: WeakSet[CommunicatorUser] = WeakSet()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
-    """The position that a launcher gave this process.
-
-    Args:
-        rank, world_size: among all ranks.
-        local_rank, local_world_size: among the ranks of this machine.
-        init_method: how the ranks find each other, in the form of torch.distributed.
-        own_device: the launcher shows each rank only its own GPU, as number 0.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    init_method: str = "env://"
-    own_device: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,21 +85,6 @@ class World:
     def is_main(self) -> bool:
         """Whether this is the rank that logs and writes the files of the run."""
         return self.rank == 0
-
-
-def find_placement(env: Mapping[str, str]) -> Placement | None:
-    """The placement given by torchrun or Slurm; None if neither started this process.
-
-    Raises:
-        UsageError: the launcher's variables are incomplete or not numbers.
-    """
-    if "RANK" in env and "WORLD_SIZE" in env:
-        return _torchrun_placement(env)
-    # The script of an sbatch job and a shell of salloc also carry a job's size, but are one process: only a
-    # step started by srun has SLURM_STEP_NUM_TASKS.
-    if "SLURM_PROCID" in env and ("SLURM_STEP_NUM_TASKS" in env or "SLURM_JOB_ID" not in env):
-        return _slurm_placement(env)
-    return None
 
 
 def open_store(place: Placement, *, join_s: float = JOIN_S, tell: Callable[[str], None] = lambda text: None) -> Store:
@@ -240,11 +203,6 @@ def _answer(store: Store, name: str, place: Placement) -> None:
                         answered[rank] = asks
                         store.set(f"mtrain/attempt-of/{asks.decode()}", name)
             time.sleep(0.05)
-
-
-def launcher_holds_store(env: Mapping[str, str]) -> bool:
-    """Whether the store is in torchrun's process; otherwise it is in rank 0's."""
-    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def end_for_good(env: Mapping[str, str], error: MdataError | StoppedError) -> None:
@@ -434,80 +392,10 @@ def leave_at_the_end(tell: Callable[[str], None]) -> None:
     os._exit(0)
 
 
-def slurm_hosts(nodelist: str) -> list[str]:
-    """The machines of a Slurm node list, in order: "gpu[003-004,9],login" -> gpu003, gpu004, gpu9, login."""
-    hosts = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
-        names = [""]
-        for place, text in enumerate(re.split(r"\[([^\]]*)\]", part)):  # every second one was in brackets
-            numbers = list(_numbers_of(text)) if place % 2 else [text]
-            names = [name + number for name in names for number in numbers]
-        hosts += names
-    return hosts
-
-
-def _numbers_of(ranges: str) -> Iterator[str]:
-    """ "003-005,9" -> 003, 004, 005, 9."""
-    for text in ranges.split(","):
-        first, _, last = text.partition("-")
-        if first.isdecimal() and last.isdecimal():
-            yield from (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
-        else:
-            yield text
-
-
-def planned_hosts(env: Mapping[str, str]) -> list[str]:
-    """The machine of each rank if Slurm places ranks in blocks; []: not started by Slurm, or placed otherwise."""
-    if env.get("SLURM_DISTRIBUTION", "block").partition(":")[0] != "block":
-        return []
-    counts = list[int]()
-    for count, _, times in re.findall(r"(\d+)(\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", "")):
-        counts += [int(count)] * int(times or 1)
-    hosts = slurm_hosts(env.get("SLURM_STEP_NODELIST", ""))
-    return [host for host, count in zip(hosts, counts, strict=False) for _ in range(count)]
-
-
-def _torchrun_placement(env: Mapping[str, str]) -> Placement:
-    local_rank = _number(env, "LOCAL_RANK", "0")
-    return Placement(
-        rank=_number(env, "RANK"),
-        world_size=_number(env, "WORLD_SIZE"),
-        local_rank=local_rank,
-        local_world_size=_number(env, "LOCAL_WORLD_SIZE", "1"),
-    )
-
-
-def _slurm_placement(env: Mapping[str, str]) -> Placement:
-    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-    job = _number(env, "SLURM_JOB_ID", "0") * 31 + _number(env, "SLURM_STEP_ID", "0")
-    job += _number(env, "SLURM_RESTART_COUNT", "0") * 7  # ranks of an earlier attempt may still hold its port
-    nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
-    host = env.get("MASTER_ADDR") or next(iter(slurm_hosts(nodelist)), "localhost")
-    port = _number(env, "MASTER_PORT", str(FIRST_PORT + job % NUM_PORTS))
-    tasks_per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
-    return Placement(
-        rank=_number(env, "SLURM_PROCID"),
-        world_size=_number(env, size),
-        local_rank=_number(env, "SLURM_LOCALID", "0"),
-        local_world_size=int(tasks_per_node[0]) if tasks_per_node else 1,
-        init_method=f"tcp://{host}:{port}",
-        own_device=True,
-    )
-
-
 def _given(env: Mapping[str, str], name: str) -> str:
     if name not in env:
         raise ValueError(f"the environment variable {name} is not set")
     return env[name]
-
-
-def _number(env: Mapping[str, str], name: str, default: str | None = None) -> int:
-    text = env.get(name, default)
-    if text is None or not text.isdecimal():
-        shown = "nothing" if text is None else repr(text)
-        fix = "start through torchrun, srun or mtrain train --nproc N"
-        raise UsageError(f"the launcher's variable {name} is not usable", found=shown, expected="a number", fix=fix)
-    return int(text)
 
 
 def _device(place: Placement, device_type: str) -> torch.device:

@@ -15,7 +15,8 @@ from mdata.errors import counted
 from trainer.layers.base import Parallel
 from trainer.optim.data_parallel import GradientReducer, ParameterGathers
 from trainer.parallel.collectives import Group
-from trainer.parallel.world import Placement, World, launcher_holds_store, planned_hosts
+from trainer.parallel.placement import Placement, launcher_holds_store, planned_hosts
+from trainer.parallel.world import World
 from trainer.pipeline.actions import Action
 from trainer.pipeline.messages import Messages
 from trainer.run.launch import SilentRanksError

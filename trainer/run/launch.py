@@ -1,6 +1,6 @@
 """Starts the ranks of a run on this machine, and reports their errors as one.
 
-`launch` starts a command N times; each process finds its place in the environment (`world.find_placement`), as it
+`launch` starts a command N times; each process finds its place in the environment (`placement.find_placement`), as it
 would under torchrun. torchrun's launcher is not used: a signal raises an exception at any point of it, which may be
 lost. What is unusual: a rank does not print its error but leaves a report in a folder, and `launch` raises the error
 that came first in cause: when one rank fails, the others lose their connection and complain as well, and a user should

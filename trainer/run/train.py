@@ -35,7 +35,8 @@ from trainer.models.stage import LossFunction, Microbatch
 from trainer.optim.schedules import rates
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.mesh import mesh_of
-from trainer.parallel.world import Placement, World, find_placement, join_world, leave_world, lost_ranks_named
+from trainer.parallel.placement import Placement, find_placement
+from trainer.parallel.world import World, join_world, leave_world, lost_ranks_named
 from trainer.pipeline.actions import Action
 from trainer.plan.lengths import batch_sizes, skipped_ranges
 from trainer.plan.memory import explained

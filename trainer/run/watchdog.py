@@ -32,7 +32,8 @@ from torch.distributed.distributed_c10d import Store
 
 from mdata import StoppedError
 from trainer.errors import host_name
-from trainer.parallel.world import JOIN_S, Placement, World, another_connection
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import JOIN_S, World, another_connection
 from trainer.pipeline.actions import Action
 from trainer.run.heartbeats import (
     SHOWN,

@@ -25,7 +25,8 @@ from mdata import UsageError
 from trainer.checkpoint.location import location_of
 from trainer.errors import LostRankError
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import find_placement, join_world, leave_at_the_end
+from trainer.parallel.placement import find_placement
+from trainer.parallel.world import join_world, leave_at_the_end
 from trainer.run.heartbeats import stands
 from trainer.run.watchdog import fingerprint
 from trainer.serve.free_lists import FreeLists, freeze_loaded

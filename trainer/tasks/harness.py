@@ -24,7 +24,8 @@ from mdata.errors import counted
 from mdata.progress import SILENT, Progress
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, World, find_placement, join_world, leave_at_the_end
+from trainer.parallel.placement import Placement, find_placement
+from trainer.parallel.world import World, join_world, leave_at_the_end
 from trainer.tasks.generate import GenerationRequest, answers_of
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling

@@ -48,7 +48,8 @@ from trainer.optim.ownership import everything
 from trainer.parallel.collectives import all_gather, all_reduce_, start_receive_, start_send
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
-from trainer.parallel.world import Placement, World, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import World, join_world
 from trainer.plan.check import DataFacts, layout_problems
 from trainer.plan.plan import Plan, make_plan
 from trainer.tasks.score import ScoredSpan, SpanScore, batches_by_length

@@ -31,7 +31,8 @@ from trainer.config.sections import MeshSection
 from trainer.kernels.updates import state_names
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 

@@ -25,7 +25,8 @@ from trainer.convert.adapters import weights_hash
 from trainer.convert.compare import build_model
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 

@@ -55,7 +55,8 @@ from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import scratch_bytes
 from trainer.models.family import family_named, family_of
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.run.resume import find_start
 from trainer.tasks.generate import GenerationRequest, Sampling, continue_rows, generate
 from trainer.tasks.loaded_model import Model

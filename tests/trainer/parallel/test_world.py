@@ -1,4 +1,4 @@
-"""Finding a rank from its launcher's variables, and errors if they are wrong."""
+"""Joining the other ranks, and errors that name who is missing."""
 
 from __future__ import annotations
 
@@ -20,36 +20,20 @@ from tests.helpers.ranks import RankContext, run_ranks
 from trainer.parallel import world as worlds
 from trainer.parallel.collectives import Channel, Group, start_receive_, start_send
 from trainer.parallel.mesh import Coordinates, Mesh
+from trainer.parallel.placement import Placement
 from trainer.parallel.world import (
-    Placement,
     another_connection,
     check_not_ended,
     end_for_good,
     ended_within,
-    find_placement,
     join_world,
     leave_world,
     open_store,
-    planned_hosts,
     reset_before_leaving,
-    slurm_hosts,
 )
-
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-STEP = {
-    "SLURM_PROCID": "9",
-    "SLURM_STEP_NUM_TASKS": "16",
-    "SLURM_NTASKS": "16",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
-    "SLURM_STEP_NODELIST": "gpu[003-004]",
-    "SLURM_JOB_ID": "1000",
-    "SLURM_STEP_ID": "2",
-}
 
 
 def test_without_a_launcher_one_rank_is_all() -> None:
-    assert find_placement({}) is None
     world = join_world(Mesh(1), placement=Placement(), device_type="cpu")
     assert (world.rank, world.world_size, world.is_main) == (0, 1, True)
     assert world.coordinates == Coordinates(0, 0, 0, 0)
@@ -62,69 +46,6 @@ def test_products_of_half_precision_are_summed_in_fp32() -> None:
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True
     join_world(Mesh(1), placement=Placement(), device_type="cpu")
     assert matmul.allow_bf16_reduced_precision_reduction is matmul.allow_fp16_reduced_precision_reduction is False
-
-
-def test_torchrun_says_the_place_of_a_rank() -> None:
-    assert find_placement(TORCHRUN) == Placement(rank=5, world_size=8, local_rank=1, local_world_size=4)
-
-
-def test_torchrun_wins_inside_a_slurm_job() -> None:
-    place = find_placement({**STEP, **TORCHRUN})
-    assert place is not None and place.rank == 5
-
-
-def test_a_slurm_step() -> None:
-    assert find_placement(STEP) == Placement(
-        rank=9,
-        world_size=16,
-        local_rank=1,
-        local_world_size=8,
-        init_method=f"tcp://gpu003:{20000 + 31002 % 12000}",
-        own_device=True,
-    )
-    place = find_placement({**STEP, "MASTER_ADDR": "head", "MASTER_PORT": "77"})
-    assert place is not None and place.init_method == "tcp://head:77"
-
-
-def test_the_script_of_a_slurm_job_is_alone() -> None:
-    script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1000"}
-    assert find_placement(script) is None
-
-
-@pytest.mark.parametrize(
-    ("nodelist", "hosts"),
-    [
-        ("node7", "node7"),
-        ("node7,node8", "node7 node8"),
-        ("gpu[003-005,9],login", "gpu003 gpu004 gpu005 gpu9 login"),
-        ("gpu[3,5]", "gpu3 gpu5"),
-        ("gpu[8-11]", "gpu8 gpu9 gpu10 gpu11"),
-        ("gpu[a-b,1]", "gpua-b gpu1"),
-        ("a[1-2]b[07-09]", "a1b07 a1b08 a1b09 a2b07 a2b08 a2b09"),
-        ("", ""),
-    ],
-)
-def test_the_hosts_of_a_nodelist(nodelist: str, hosts: str) -> None:
-    assert slurm_hosts(nodelist) == hosts.split()
-
-
-def test_ranks_are_on_the_hosts_in_blocks() -> None:
-    assert planned_hosts(STEP) == ["gpu003"] * 8 + ["gpu004"] * 8
-    assert planned_hosts({"SLURM_STEP_NODELIST": "a[1-3]", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}) == [
-        "a1", "a1", "a2", "a2", "a3",
-    ]  # fmt: skip
-    assert planned_hosts(STEP | {"SLURM_DISTRIBUTION": "cyclic:block"}) == planned_hosts({}) == []
-
-
-@pytest.mark.parametrize("value", ["x", "-1", ""])
-def test_a_variable_that_is_no_number_is_named(value: str) -> None:
-    with pytest.raises(UsageError, match=f"variable RANK is not usable\n  found: '{value}'"):
-        find_placement({**TORCHRUN, "RANK": value})
-
-
-def test_a_missing_variable_is_named() -> None:
-    with pytest.raises(UsageError, match="SLURM_NTASKS is not usable\n  found: nothing"):
-        find_placement({"SLURM_PROCID": "0"})
 
 
 def test_a_mesh_of_another_size_is_our_fault() -> None:

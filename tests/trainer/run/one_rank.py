@@ -8,7 +8,8 @@ from typing import Any
 from tests.helpers.notes import Notes
 from trainer.config.sections import RunConfig
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.run.metrics import read_events, read_metrics
 from trainer.run.train import train
 

@@ -23,7 +23,8 @@ from trainer.checkpoint.load import verify_checkpoint
 from trainer.checkpoint.location import Location, ObjectFolder, location_of
 from trainer.config.sections import CheckpointSection, MeshSection, RunConfig
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.run import run_folder
 from trainer.run.attempt import ATTEMPT, Attempt, SupersededError, claim, newest_attempt, this_attempt
 from trainer.run.run_folder import folder_problems

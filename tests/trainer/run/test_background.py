@@ -25,7 +25,8 @@ from trainer.checkpoint.folder import latest_checkpoint, step_of, whole_checkpoi
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunConfig
 from trainer.errors import rank_here
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.run import after_step
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics

@@ -20,7 +20,8 @@ from tests.helpers.runs import make_corpora, write_jsonl
 from trainer.config.parse import parse_config
 from trainer.config.sections import RunConfig
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.plan import make_plan
 from trainer.run.data import open_data
 from trainer.run.metrics import read_metrics

@@ -14,7 +14,8 @@ from tests.helpers.runs import make_config, make_mix
 from tests.trainer.engines import GLOBAL_BATCH, layouts, microbatches, small_config
 from trainer.config.sections import MeshSection
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.plan import make_plan
 from trainer.run.data import evaluation_batches, open_data, to_device
 from trainer.run.engine import Engine

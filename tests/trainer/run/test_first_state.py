@@ -28,7 +28,8 @@ from trainer.config.sections import CheckpointSection, DataSection, MeshSection,
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.first_state import FirstState, check_tokenizer, first_state
 from trainer.parallel.mesh import Mesh, mesh_of
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 from trainer.run import train as train_module

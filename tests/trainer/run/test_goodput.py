@@ -17,7 +17,8 @@ from tests.trainer.run.one_rank import events
 from tests.trainer.run.test_end_time import run_in
 from trainer.config.sections import CheckpointSection
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.run.goodput import Goodput, Tally
 from trainer.run.metrics import read_metrics, tally_of
 from trainer.run.train import train

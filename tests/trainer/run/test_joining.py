@@ -18,7 +18,8 @@ from tests.helpers.ranks import RankError, run_ranks, stop_ranks
 from trainer.errors import host_name
 from trainer.parallel import world as world_module
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world, leave_world, open_store
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world, leave_world, open_store
 from trainer.run import watchdog as watchdog_module
 from trainer.run.heartbeats import SILENT_TICKS, STILL_TICKS
 from trainer.run.watchdog import Watchdog, watching

@@ -21,7 +21,8 @@ from tests.helpers.runs import make_mix
 from tests.trainer.plan.test_plan import config
 from trainer.config.parse import ReadConfig, dump_config, read_config
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.run import launch as launch_module
 from trainer.run.launch import (
     RankFault,

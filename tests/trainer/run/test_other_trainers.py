@@ -35,7 +35,8 @@ from trainer.config.sections import (
 )
 from trainer.convert.convert import ConvertOptions, convert
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.plan import make_plan
 from trainer.run.data import open_data
 from trainer.run.engine import Engine

@@ -20,7 +20,8 @@ from trainer.config.parse import dump_config, load_config
 from trainer.config.sections import CheckpointSection, MeshSection, PrecisionSection
 from trainer.kernels.plain import AdamConstants, AdamState, adamw_
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.run import determinism
 from trainer.run.determinism import make_deterministic
 from trainer.run.engine import Engine

@@ -25,7 +25,8 @@ from trainer.config.sections import RunConfig
 from trainer.models.gpt.shape import function_keys, gpt_shape
 from trainer.optim.schedules import rates
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.check import check
 from trainer.plan.lengths import schedule_lengths
 from trainer.run.data import open_data

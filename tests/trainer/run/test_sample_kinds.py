@@ -41,7 +41,8 @@ from trainer.models import family as families
 from trainer.models.gpt import FAMILY as GPT
 from trainer.models.stage import NO_PAIR, Microbatch
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.check import check, why_not_recorded
 from trainer.plan.plan import make_plan
 from trainer.report.data import read_corpora, read_run

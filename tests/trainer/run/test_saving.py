@@ -20,7 +20,8 @@ from tests.helpers.runs import make_config, make_mix
 from trainer.checkpoint.folder import latest_checkpoint, run_state
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunConfig
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_events, read_metrics
 from trainer.run.saving import SaveSchedule

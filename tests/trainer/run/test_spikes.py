@@ -31,7 +31,8 @@ from tests.trainer.run.one_rank import alone, curve, events
 from trainer.config.parse import dump_config, parse_config
 from trainer.config.sections import RunConfig, SpikesSection, TrackSection
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.check import check
 from trainer.run.data import open_data
 from trainer.run.step_report import DivergedError

@@ -39,7 +39,8 @@ from trainer.config.sections import (
     TrainSection,
 )
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 from trainer.run.data import open_data, training_batches

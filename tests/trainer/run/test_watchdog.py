@@ -26,7 +26,8 @@ from trainer.layers.base import Parallel
 from trainer.optim.data_parallel import GradientReducer
 from trainer.parallel.collectives import Group, Pending, all_reduce_
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, World, another_connection
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import World, another_connection
 from trainer.pipeline import executor
 from trainer.pipeline.actions import Action
 from trainer.pipeline.generators import make_schedule

@@ -22,7 +22,8 @@ from trainer.models.gpt.params import parameter_table
 from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
-from trainer.parallel.world import Placement, join_world
+from trainer.parallel.placement import Placement
+from trainer.parallel.world import join_world
 from trainer.run.train import train
 from trainer.tasks.generate import (
     GenerationRequest,
