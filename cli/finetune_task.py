@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from mdata.tokenizers.base.tokenizer import Tokenizer
     from trainer.convert.model_folder import ModelFolder
 
-EPOCHS, BATCH = 3, 32  # rows of a step (Devlin et al. 2019: 16 or 32, 2 to 4 epochs)
 DROPOUT = 0.1
-WARMUP = 0.06
 COLUMNS = ("label", "text", "text_pair", "id")
 
 
@@ -104,7 +102,7 @@ def check_task_options(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} is for labelled rows", fix=f"give {needs}, or leave it out")
 
 
-def prepare(
+def prepare_task(
     arguments: argparse.Namespace, model: ModelFolder, folder: Path, overwrite: bool, console: Console
 ) -> TaskData:
     """Read the rows and tokenize them into the folder by the model's tokenizer, or find that done."""

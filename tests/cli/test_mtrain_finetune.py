@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli import mtrain_finetune
+from cli import finetune_recipe
+from cli.finetune_recipe import model_keys
 from cli.mtrain import main
-from cli.mtrain_finetune import model_keys
 from cli.mtrain_init import parsed
 from tests.helpers.runs import make_chat, make_pairs, write_jsonl
 from tests.trainer.convert.hf_models import save, save_tokenizer
@@ -127,7 +127,7 @@ def test_texts_are_packed_and_print_does_not_train(here: Path, capsys: pytest.Ca
 def test_rows_are_halved_until_a_layout_fits(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mtrain_finetune, "SHORTEST_ROW", 32)
+    monkeypatch.setattr(finetune_recipe, "SHORTEST_ROW", 32)
     device = device_named("H100")
     assert device is not None
     monkeypatch.setattr("trainer.plan.layouts.USABLE", 900_000 / device.memory_bytes)  # rows of 128 need 952,128
