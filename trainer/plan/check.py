@@ -10,6 +10,7 @@ Pure, no torch.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -58,7 +59,7 @@ NO_DOCUMENT_MASKS = {
     "t5": 'does not apply to data.kind="t5", where each row is of one document',
     "classify": 'does not apply to data.kind="classify", where each token attends to its whole row',
 }
-MOCK_KEYS = ("blend", "prefetch", "kind", "fim", "bert", "t5")  # apply to mock data of every kind
+MOCK_KEYS = ("blend", "prefetch", "kind", "fim", "bert", "t5", "classify")  # apply to mock data, or to kinds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,13 +115,14 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         *_keep_best_problems(config, facts),
         *_spike_problems(config),
         *_kind_problems(config),
+        *sample_problems(config.data),
     ]
     if not model_problems:  # the rules for kernels build the model's shape
         problems += kernel_problems(config, world_size)
     if config.data.blend == MOCK:
         problems += _mock_problems(config.data, config.model.vocab_size)
     else:
-        problems += _order_problems(config.data)
+        problems += _unused_options(config.data)
         problems += _data_problems(config, facts) if facts else ()
     return problems
 
@@ -185,16 +187,22 @@ def _spike_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _model_problems(config: RunConfig) -> Iterator[str]:
-    """The problems that the model's family finds, and sub-sections that it does not read."""
+    """The problems that the model's family finds, and sub-sections that it does not read, which have no others."""
     family = family_of(config)
-    for name in sub_sections("model"):
-        if getattr(config.model, name) is not None and name not in family.sections:
-            readers = [other for other in FAMILIES if name in family_named(other).sections]
-            yield (
-                f'[model.{name}] is for model.family="{" or ".join(readers)}", not "{config.model.family}"; '
-                "set that family, or leave the section out"
-            )
-    yield from family.problems(config)
+    foreign = [
+        name
+        for name in sub_sections("model")
+        if getattr(config.model, name) is not None and name not in family.sections
+    ]
+    for name in foreign:
+        readers = [other for other in FAMILIES if name in family_named(other).sections]
+        yield (
+            f'[model.{name}] is for model.family="{" or ".join(readers)}", not "{config.model.family}"; '
+            "set that family, or leave the section out"
+        )
+    left_out: dict[str, Any] = dict.fromkeys(foreign)
+    model = dataclasses.replace(config.model, **left_out)
+    yield from family.problems(dataclasses.replace(config, model=model))
 
 
 def layout_problems(config: RunConfig, world_size: int) -> list[str]:
@@ -345,14 +353,11 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
             yield (
                 f'[data.{name}] is for data.kind="{name}", not "{data.kind}"; set that kind, or leave the section out'
             )
-    if _non_default(data, ["longer"]) and data.kind not in DOCUMENT_KINDS:
-        kinds = ", ".join(f'"{kind}"' for kind in DOCUMENT_KINDS)
-        yield f'data.longer="{data.longer}" applies only to data.kind {kinds}; leave it out'
     if data.kind == "pairs" and config.model.mtp is not None:
         yield 'data.kind="pairs" trains no layers of later tokens; leave [model.mtp] out'
     if _non_default(config.train, ["dpo_beta"]) and data.kind != "pairs":
         yield f'train.dpo_beta={config.train.dpo_beta:g} applies only to data.kind="pairs"; leave it out'
-    if data.document_masks and data.kind in NO_DOCUMENT_MASKS:
+    if data.document_masks and data.kind in NO_DOCUMENT_MASKS and data.kind in TEXT_KINDS:
         yield f"data.document_masks=true {NO_DOCUMENT_MASKS[data.kind]}; set it to false"
     if data.kind not in TEXT_KINDS:
         for name, verb in (("tasks", "score"), ("prompts", "show")):
@@ -361,6 +366,20 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
                     f"evaluate.{name}={list(entries)} {verb} how a model continues a text, which "
                     f'data.kind="{data.kind}" does not train; leave it out'
                 )
+
+
+def sample_problems(data: DataSection) -> list[str]:
+    """Options of samples and of their order that exclude each other; mdata refuses each of them in its own words."""
+    mock = data.blend == MOCK  # its options of files are named as such
+    return [*_sample_option_problems(data), *(() if mock else _order_option_problems(data))]
+
+
+def _sample_option_problems(data: DataSection) -> Iterator[str]:
+    if _non_default(data, ["longer"]) and data.kind not in DOCUMENT_KINDS:
+        kinds = ", ".join(f'"{kind}"' for kind in DOCUMENT_KINDS)
+        yield f'data.longer="{data.longer}" applies only to data.kind {kinds}; leave it out'
+    if data.document_masks and data.kind in NO_DOCUMENT_MASKS and data.kind not in TEXT_KINDS:
+        yield f"data.document_masks=true {NO_DOCUMENT_MASKS[data.kind]}; set it to false"
     if isinstance(data.of_kind, BertSamplesSection):
         yield from _bert_problems(data.of_kind, data.order)
     if isinstance(data.of_kind, FimSection):
@@ -386,7 +405,7 @@ def _fim_problems(options: FimSection) -> Iterator[str]:
         )
 
 
-def _order_problems(data: DataSection) -> Iterator[str]:
+def _order_option_problems(data: DataSection) -> Iterator[str]:
     if data.order == "megatron" and data.kind in (*DOCUMENT_KINDS, "classify"):
         yield f'data.kind="{data.kind}" needs data.order="native"; set that, or choose data.kind="gpt"'
     if data.shuffle_block and (data.order == "megatron" or data.kind not in ("gpt", "fim")):
@@ -396,6 +415,10 @@ def _order_problems(data: DataSection) -> Iterator[str]:
         )
     if data.blend_surplus != MegatronOrder.blend_surplus and data.order != "megatron":
         yield f'data.blend_surplus={data.blend_surplus:g} applies only to data.order="megatron"; leave it out'
+
+
+def _unused_options(data: DataSection) -> Iterator[str]:
+    """Options that nothing reads, which mdata does not know or leaves unread."""
     if data.order_samples and data.order != "megatron":
         yield f'data.order_samples={data.order_samples} applies only to data.order="megatron"; leave it out'
     if data.cache_size and not data.cache:
@@ -413,9 +436,14 @@ def _mock_problems(data: DataSection, vocab_size: int | None) -> Iterator[str]:
     if not vocab_size:
         yield 'data.blend="mock" has no tokenizer, so it needs model.vocab_size; set it, such as to 50257'
     of_files = [field.name for field in dataclasses.fields(data) if field.name not in MOCK_KEYS]
+    of_kinds = {
+        "document_masks": data.kind == "packed" or data.kind in NO_DOCUMENT_MASKS,
+        "longer": data.kind not in DOCUMENT_KINDS,
+    }
     for key, value in _non_default(data, of_files).items():
-        if key != "document_masks" or data.kind != "packed":
-            yield f'data.{key}={value!r} does not apply to data.blend="mock", which reads no file; leave it out'
+        if not of_kinds.get(key):
+            shown = json.dumps(value)
+            yield f'data.{key}={shown} does not apply to data.blend="mock", which reads no file; leave it out'
 
 
 def small_vocabulary(config: RunConfig, facts: DataFacts) -> str | None:

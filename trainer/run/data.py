@@ -136,17 +136,16 @@ def problems_of_sets(config: RunConfig) -> list[MdataError]:
     """Errors of opening the training data, each set that is given by its path, and each task, separately."""
     data, errors = config.data, list[MdataError]()
     evaluated = (*data.valid, *data.test) if config.train.evaluate else ()
-    for path in dict.fromkeys((data.blend, *evaluated)):
+    for path in dict.fromkeys((data.blend, *evaluated) if data.blend != MOCK else ()):
         try:
-            if path != MOCK:
-                mdata.open_blend(
-                    path,
-                    checked=False,
-                    tokenizer_unknown="ok",
-                    allow_outside=data.allow_outside,
-                    evaluation=path != data.blend,
-                    cache=(data.cache, data.cache_size),
-                )
+            mdata.open_blend(
+                path,
+                checked=False,
+                tokenizer_unknown="ok",
+                allow_outside=data.allow_outside,
+                evaluation=path != data.blend,
+                cache=(data.cache, data.cache_size),
+            )
         except (UsageError, DamageError) as error:
             errors.append(error)
     return errors + task_problems(config.evaluate.tasks, tokenizer=True)

@@ -34,7 +34,7 @@ from trainer.checkpoint.object_folder import try_to_write
 from trainer.config.parse import AFTERWARDS, ReadConfig, problems_error
 from trainer.config.sections import RunConfig
 from trainer.errors import LostRankError
-from trainer.plan.check import DataFacts, check, least_ranks, small_vocabulary
+from trainer.plan.check import DataFacts, check, least_ranks, sample_problems, small_vocabulary
 from trainer.plan.lengths import given_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.run.end_time import time_problems
@@ -175,7 +175,8 @@ def survey(
     ]
     facts, start, errors = None, None, list[MdataError]()
     try:
-        data = None if {"data", "model", "run", "train"}.intersection(wrong) else open_data(config, progress=progress)
+        unread = {"data", "model", "run", "train"}.intersection(wrong) or sample_problems(config.data)
+        data = None if unread else open_data(config, progress=progress)
     except (UsageError, DamageError) as error:
         data, errors = None, [error]
     if data is None and "data" not in wrong:

@@ -151,9 +151,10 @@ def test_only_a_key_that_was_written_is_blamed_for_what_it_needs(tmp_path):
     """Llama 3.2's rope_factor is the preset's; without its scaling it means nothing, and nobody wrote it."""
     config = _config(tmp_path, 'preset = "llama3.2-1b"\nrope_scaling = "none"')
     assert list(family_of(config).problems(config)) == []
-    config = _config(tmp_path, 'preset = "llama3.2-1b"\nrope_scaling = "none"\nrope_beta_fast = 8.0')
-    (problem,) = family_of(config).problems(config)
-    assert problem.startswith("model.rope_beta_fast=8.0 needs ")
+    for value in ("8.0", "0.5"):  # the second is also below rope_beta_slow, which nothing reads either
+        config = _config(tmp_path, f'preset = "llama3.2-1b"\nrope_scaling = "none"\nrope_beta_fast = {value}')
+        (problem,) = family_of(config).problems(config)
+        assert problem.startswith(f"model.rope_beta_fast={value} needs ")
 
 
 def test_a_preset_counts_while_another_section_has_a_problem(tmp_path):

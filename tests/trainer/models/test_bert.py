@@ -30,7 +30,10 @@ from trainer.config.sections import (
     BertSamplesSection,
     BertSection,
     DataSection,
+    LoRASection,
     MeshSection,
+    MoESection,
+    MTPSection,
     OptimizerSection,
     RecomputeSection,
 )
@@ -490,6 +493,18 @@ def test_what_an_encoder_lacks_is_refused_by_name(changes, mesh, named):
     assert len(problems) == 1 and named in problems[0]
     gpt = replace(config, model=replace(config.model, family="gpt"))
     assert any('[model.bert] is for model.family="bert"' in line for line in check(gpt, 1, facts=None))
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [{"lora": LoRASection(rank=4)}, {"mtp": MTPSection(num_layers=1)}, {"moe": MoESection(num_experts=8, top_k=64)}],
+)
+def test_a_section_of_another_family_is_one_problem(foreign):
+    config = _config()
+    before = check(config, 1, facts=None)
+    after = check(replace(config, model=replace(config.model, **foreign)), 1, facts=None)
+    (problem,) = [problem for problem in after if problem not in before]
+    assert problem.startswith(f"[model.{next(iter(foreign))}] is for model.family=")
 
 
 def test_another_place_of_norms_is_another_model():

@@ -125,10 +125,10 @@ def test_it_needs_a_vocabulary_and_nothing_of_files(tmp_path):
     assert not any("document_masks" in line for line in problems)
     problems = [line for line in check(config_of(tmp_path, **wrong), 1, facts=None) if "applies only" not in line]
     assert [line.partition("=")[0] for line in problems] == [
-        f"data.{name}" for name in ("split", "valid", "order", "longer", "document_masks", "shuffle_block", "cache")
+        f"data.{name}" for name in ("split", "valid", "order", "document_masks", "shuffle_block", "cache")
     ]
     assert problems[1] == (
-        "data.valid=['held.json'] does not apply to data.blend=\"mock\", which reads no file; leave it out"
+        'data.valid=["held.json"] does not apply to data.blend="mock", which reads no file; leave it out'
     )
     assert check(config_of(tmp_path, prefetch=5), 1, facts=open_data(config_of(tmp_path)).facts) == []
 

@@ -161,12 +161,12 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
             f'model.rope_scaling="{model.rope_scaling}" needs model.rope_original_length, the tokens of a sequence '
             "before scaling; set it, such as to 8192"
         )
-    if model.rope_low_freq_factor >= model.rope_high_freq_factor:
+    if scaling == "llama3" and model.rope_low_freq_factor >= model.rope_high_freq_factor:
         yield (
             f"model.rope_low_freq_factor={model.rope_low_freq_factor:g} is not below "
             f"model.rope_high_freq_factor={model.rope_high_freq_factor:g}; choose a smaller one"
         )
-    if model.rope_beta_slow >= model.rope_beta_fast:
+    if scaling == "yarn" and model.rope_beta_slow >= model.rope_beta_fast:
         yield (
             f"model.rope_beta_slow={model.rope_beta_slow:g} is not below "
             f"model.rope_beta_fast={model.rope_beta_fast:g}; choose a smaller one"
