@@ -41,7 +41,7 @@ from .help import HelpFormatter, overview, split_examples
 from .start import INTERRUPTED, Command, InterruptsEndAtOnce, foreign_package
 from .terminal import forget_standard_output, say, standard_error, standard_output
 
-__all__ = ["Command", "Console", "Parser", "run"]
+__all__ = ["Command", "Console", "Parser", "ReaderGone", "run"]
 
 # A long option with only one dash; not a number or a single letter.
 _ONE_DASH = re.compile(r"-[A-Za-z]{3}")
@@ -60,7 +60,7 @@ _EXTRAS = MappingProxyType(
 )
 
 
-class _ReaderGone(Exception):
+class ReaderGone(Exception):
     """The reader of our stdout has closed it."""
 
 
@@ -217,7 +217,7 @@ class Console:
         try:
             say(text, standard_output(), raw=raw)
         except BrokenPipeError as error:
-            raise _ReaderGone from error
+            raise ReaderGone from error
 
     def flush(self) -> None:
         """Flush stdout."""
@@ -227,7 +227,7 @@ class Console:
         try:
             stream.flush()
         except BrokenPipeError as error:
-            raise _ReaderGone from error
+            raise ReaderGone from error
 
     def note(self, text: str) -> None:
         """Print a line on stderr, unless --quiet: progress or a warning."""
@@ -387,7 +387,7 @@ def _stopped() -> StoppedError:
 
 
 def _report(error: BaseException, console: Console, *, debug: bool) -> int:
-    if isinstance(error, _ReaderGone):
+    if isinstance(error, ReaderGone):
         forget_standard_output()
         return 0
     if debug:

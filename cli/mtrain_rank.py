@@ -29,12 +29,13 @@ from .start import ProcessEnd  # noqa: E402
 def main(argv: Sequence[str]) -> int:
     """Train, serve or run a command as this rank and return the exit code."""
     from trainer.config.parse import load_config
-    from trainer.run.launch import listen, rank_process
+    from trainer.run.launch import READER_GONE, listen, rank_process
 
-    from .console import Console, dispatch
+    from .console import Console, ReaderGone, dispatch
     from .mtrain import COMMANDS
     from .mtrain_model import WORDS
     from .mtrain_train import train_here
+    from .terminal import forget_standard_output
 
     rank_process()
     folder, rank = Path(argv[0]), int(os.environ["RANK"])
@@ -60,6 +61,9 @@ def main(argv: Sequence[str]) -> int:
                 Console("mtrain", json="--json" in argv, quiet="--quiet" in argv, verbose="--verbose" in argv),
                 end=partial(_end, folder, rank=rank),
             )
+    except ReaderGone:
+        forget_standard_output()
+        return READER_GONE
     # Report any error to the parent.
     except BaseException as error:
         return _report(folder, error, rank=rank)

@@ -481,6 +481,17 @@ def test_a_run_of_two_ranks_gives_its_result_as_json(real_run: Path, capfd: pyte
 
 
 @pytest.mark.slow
+def test_a_run_of_two_ranks_has_no_error_if_the_reader_of_its_result_has_gone(real_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=1")
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(120) == 0 and "error" not in errors
+    assert (folder / "checkpoints" / "step-1").is_dir()
+
+
+@pytest.mark.slow
 def test_a_failing_rank_says_why_once(real_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     blocked = tmp_path / "run" / ".lock"
     blocked.mkdir(parents=True)

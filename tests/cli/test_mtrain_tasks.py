@@ -158,6 +158,19 @@ def test_an_error_of_ranks_of_nproc_is_told_once(
 
 
 @pytest.mark.slow
+def test_ranks_end_without_an_error_once_the_reader_of_their_output_has_gone(model: str) -> None:
+    words = ["generate", model, "--prompt", "the ", "--max-tokens", "2", "--nproc", "2"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        command = [sys.executable, "-m", "cli.mtrain", *words]
+        done = subprocess.run(
+            command, cwd=Path(__file__).parents[2], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "text"),
     [

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 INTERRUPTED = 130
+READER_GONE = 128 + signal.SIGPIPE  # a rank's exit code: the reader of its stdout (`| head`) has closed the pipe
 POLL_S = 0.05
 SMALLER = "smaller batches (in training train.micro_batch)"
 LAUNCHER_PATIENCE_S = 30  # from the launcher's SIGTERM to its SIGKILL, once one rank has failed
@@ -234,7 +235,8 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
     """Run a command on `nproc` ranks of this machine and wait for the end.
 
     Args:
-        command: program and arguments, the same for every rank; it calls `rank_process` first.
+        command: program and arguments, the same for every rank; it calls `rank_process` first. A rank that ends with
+            READER_GONE ends all of them, without an error.
         reports: an empty folder, for the ranks' reports.
 
     Raises:
@@ -264,7 +266,9 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
     if number := requests.end or (requests.handed_on if exit_codes else None):
         _raise_stopped(reports, number)
     if exit_codes:
-        _raise(first_cause(read_reports(reports), exit_codes))
+        cause = first_cause(read_reports(reports), exit_codes)
+        if cause.exit_code != READER_GONE:
+            _raise(cause)
 
 
 def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
