@@ -18,7 +18,7 @@ from mdata.mixing.shares import SetBy, Unit
 FORMAT: Literal["mdata-manifest"] = "mdata-manifest"
 VERSION: Literal[1] = 1
 
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 RelativePath = Annotated[str, Meta(pattern=r"^[^/\0][^\0]*$")]
 ShareText = Annotated[

@@ -112,6 +112,13 @@ def test_altered_manifests(world, name, data):
     assert run(words) in KNOWN
 
 
+def test_a_token_id_beyond_64_bits_is_refused(world):
+    value = json.loads((world / "web_text_document.json").read_bytes())
+    value["tokenizer"]["eod"] = 1 << 63
+    (world / "altered.json").write_bytes(sealed(value))
+    assert run(["trace", str(world / "altered.json"), *READING, "--sample", "0"]) == 4
+
+
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("option", ["shuffle_block=1", "shuffle_block=7", "shuffle_block=100", "document_masks=true"])
 def test_a_manifest_that_is_wrong_about_the_order_of_sequences(world, contiguous, option):
