@@ -33,7 +33,7 @@ import zstandard
 from blake3 import blake3
 
 from mdata.dedup.plan import read_facts
-from mdata.dedup.row_set import CHUNK, ReadFile, footer_hash, path_of, write_row_set
+from mdata.dedup.row_set import CHUNK, FACTS, ReadFile, footer_hash, path_of, write_row_set
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.preprocessing.bad_rows import BadRowPolicy, check_bad_row_options
@@ -637,13 +637,23 @@ class _TextJob:
                     record[name] = record[name] and SyncPoint(*record[name])
                 return _State(**record)
             self.progress.note("the interrupted run in this folder was of other input or options; starting over")
-        for target in map(Path, filter(None, (self.options.removed, self.options.quarantine))):
-            if target.exists() or target.is_symlink():  # it may be anything, such as the input or a device
-                fix = "another file; or remove it, if an earlier command wrote it"
-                raise UsageError(f"{target} already exists, and is not replaced", fix=fix)
+        self._refuse_existing()
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
         return _State()
+
+    def _refuse_existing(self) -> None:
+        """Refuse to replace files that this job did not make: they may be anything, such as the input or a device."""
+        given = [Path(name) for name in (self.options.removed, self.options.quarantine) if name]
+        in_folder = []
+        if not self.scratch.exists():  # otherwise an interrupted run may have placed them
+            in_folder = [self.folder / name for name in (self.names if self.writes else [])]
+            in_folder += [self.folder / FACTS] if self.options.rows_only else []
+        for target in (*given, *in_folder):
+            if target.exists() or target.is_symlink():
+                other = "another --output" if target in in_folder else "another file"
+                fix = f"{other}; or remove it, if an earlier command wrote it"
+                raise UsageError(f"{target} already exists, and is not replaced", fix=fix)
 
     def save(self, state: _State) -> None:
         """Write the state to disk."""

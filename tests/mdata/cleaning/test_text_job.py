@@ -168,6 +168,18 @@ def _same(one: Path, other: Path) -> bool:
     return one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.parametrize(("name", "options"), [("a.jsonl", {}), ("dedup.json", {"rows_only": True, "rules": DROPS})])
+def test_a_file_of_someone_else_is_not_replaced(tmp_path, name, options):
+    source = write(tmp_path / "a.jsonl", texts(5))
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / name).write_text("precious")
+    with pytest.raises(UsageError, match=rf"out/{name} already exists, and is not replaced\n  try: another --output"):
+        run(source, output, **options)
+    assert (output / name).read_text() == "precious"
+    assert [path.name for path in output.iterdir()] == [name]
+
+
 @pytest.mark.parametrize("name", ["clean.report", ".work/state.json"])
 @pytest.mark.parametrize("data", ["", '{"made_of": {', "[]"])
 def test_a_damaged_record_of_a_run_is_named_and_can_be_removed(tmp_path, small_chunks, monkeypatch, name, data):
