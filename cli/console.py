@@ -84,6 +84,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": HelpFormatter, **options})
         self.color = False  # Python 3.14 would colour the help
         self.register("type", int, _whole_number)
+        self.register("action", None, _StoreOnce)
+        self.register("action", "store", _StoreOnce)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         matches: list[Any] = super()._get_option_tuples(option_string)
@@ -167,6 +169,18 @@ class Parser(argparse.ArgumentParser):
     def _may_mean(self, word: str) -> bool:
         """Whether a word is an abbreviation, or an option of one letter with its value (`-omix.json`)."""
         return any(word.startswith("--") or match[0].nargs != 0 for match in self._get_option_tuples(word))
+
+
+class _StoreOnce(argparse._StoreAction):
+    """Stores values; a second list for one option is refused, because argparse would silently drop the first."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Store the values; see argparse."""
+        if option and isinstance(values, list) and getattr(namespace, self.dest, self.default) is not self.default:
+            raise UsageError(f"{option} is given twice", fix=f"give all values after one {option}")
+        super().__call__(parser, namespace, values, option)
 
 
 def _whole_number(text: str) -> int:
@@ -353,7 +367,8 @@ def dispatch(console: Console, description: str, commands: Sequence[Command], wo
     parser.words = own
     parser.set_defaults(command=command)
     try:
-        arguments = parser.parse_intermixed_args(own)
+        # Options may stand between words, except with "--", which parse_intermixed_args would drop.
+        arguments = parser.parse_args(own) if "--" in own else parser.parse_intermixed_args(own)
     except SystemExit:  # --help has printed; argparse's errors never come here, see Parser.error
         return 0
     console.json, console.quiet, console.verbose = arguments.json, arguments.quiet, arguments.verbose

@@ -36,7 +36,6 @@ def test_it_says_what_was_found_and_what_comes_next(tmp_path: Path, capsys: pyte
         (["--parts", "-1"], "--parts -1 without a stage\n  try: mdata dedup STAGE"),
         (["group", "--ranges", "-1"], "ranges is -1\n  expected: at least 1"),
         (["--workers", "-1"], "workers is -1"),
-        (["--input", "-"], "cannot read standard input"),
     ],
 )
 def test_what_it_refuses(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,3 +43,8 @@ def test_what_it_refuses(words: list[str], message: str, tmp_path: Path, capsys:
     path.write_text('{"text": "a b"}\n')
     assert main(["dedup", "--input", str(path), "--output", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_standard_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dedup", "--input", "-", "--output", str(tmp_path / "out")]) == 2
+    assert "cannot read standard input" in capsys.readouterr().err

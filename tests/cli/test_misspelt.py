@@ -37,3 +37,26 @@ def test_a_misspelt_option_is_named_first(capsys, program, name, misspelt, meant
 def test_ranks_by_the_names_of_other_programs(capsys, command, word, meant):
     assert mtrain.main([command, "model", word, "2"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"  try: {meant}mtrain {command} --help"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "preprocess --input a.jsonl --output-prefix out --input b.jsonl",
+        "dedup --input a.jsonl --output out --input=b.jsonl",
+        "train-tokenizer --json-keys text --input a.jsonl --json-keys title",
+        "blend --train-data-path a --train-data-path b",
+        "clean --steps fix --input a.jsonl --steps gopher",
+    ],
+)
+def test_a_list_given_by_two_options_is_refused(capsys, words):
+    """argparse drops the first list, so that half of the input would be missing without a word."""
+    assert mdata.main(words.split()) == 2
+    option = words.split()[-2] if "=" not in words else "--input"
+    expected = f"mdata: error: {option} is given twice\n  try: give all values after one {option}\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_words_after_two_dashes_are_no_options(capsys):
+    assert mdata.main(["inspect", "--quiet", "--", "-x.json"]) == 2
+    assert "-x.json: No such file" in capsys.readouterr().err

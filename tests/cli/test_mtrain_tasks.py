@@ -162,11 +162,9 @@ def test_ranks_end_without_an_error_once_the_reader_of_their_output_has_gone(mod
     words = ["generate", model, "--prompt", "the ", "--max-tokens", "2", "--nproc", "2"]
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "wb") as closed:
-        command = [sys.executable, "-m", "cli.mtrain", *words]
-        done = subprocess.run(
-            command, cwd=Path(__file__).parents[2], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120
-        )
+    root, command = Path(__file__).parents[2], [sys.executable, "-m", "cli.mtrain", *words]
+    done = subprocess.run(command, cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 
 

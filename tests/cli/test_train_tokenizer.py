@@ -62,7 +62,8 @@ def test_json_and_again(text, capsys):
     (["--json-keys", "nothing"], "x.jsonl:1: no key 'nothing'"),
 ])  # fmt: skip
 def test_what_cannot_be(text, tmp_path, capsys, words, message):
-    given = ["--input", text, "--json-keys", "body", "--vocab-size", "300", "--output", "a"]
-    assert main(["train-tokenizer", *given, *words]) in (2, 3)
+    given = ["--input", text, "--vocab-size", "300", "--output", "a"]
+    keys = [] if "--json-keys" in words else ["--json-keys", "body"]
+    assert main(["train-tokenizer", *given, *keys, *words]) in (2, 3)
     heard = capsys.readouterr().err
     assert message in heard and not (tmp_path / "a").exists()
