@@ -18,6 +18,7 @@ from trainer.config.sections import RunConfig
 from trainer.models.family import family_named, family_of
 
 OTHER_FORM = "export to another format, or train a model that this one has"
+_UNUSED = object()  # stands for the value of a key that a model does not use
 # What is only there to make a model's configuration a whole one: a run gives its own.
 _RUN: Mapping[str, Mapping[str, Any]] = {
     "run": {"folder": "."},
@@ -76,11 +77,11 @@ def refuse_differences(ours: RunConfig, back: RunConfig, *, form: str, free: tup
     if names:
         raise UsageError(
             f"{form} cannot express this model",
-            found=", ".join(f"model.{name} = {_text(name, before)}" for name in names),
-            expected=", ".join(f"{name} = {_text(name, after)}" for name in names),
+            found=", ".join(_setting(f"model.{name}", before.get(name, _UNUSED)) for name in names),
+            expected=", ".join(_setting(name, after.get(name, _UNUSED)) for name in names),
             fix=OTHER_FORM,
         )
 
 
-def _text(name: str, keys: Mapping[str, Any]) -> str:
-    return value_text(keys[name]) if name in keys else "'without effect'"
+def _setting(name: str, value: object) -> str:
+    return f"no {name}" if value is _UNUSED else f"{name} = {value_text(value)}"

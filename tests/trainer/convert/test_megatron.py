@@ -31,7 +31,7 @@ from trainer.convert.links import Linked, covers_exactly
 from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_names import StateDictLayout, megatron_links
 from trainer.convert.model_folder import ModelFolder
-from trainer.convert.model_keys import effective, model_config
+from trainer.convert.model_keys import effective, model_config, refuse_differences
 from trainer.convert.mp_rank import FILE, write_mp_rank
 from trainer.convert.torch_dist_write import write_torch_dist
 from trainer.models.family import family_named
@@ -652,6 +652,19 @@ def test_an_option_that_megatron_lacks_is_refused_by_name(changes):
     name = next(name for name in changes if name not in ("norm", "window"))
     with pytest.raises(UsageError, match=f"Megatron-LM cannot express this model(.|\n)*model.{name} ="):
         to_arguments(ours, 50, padded_rows=128)
+
+
+def test_a_key_that_another_form_does_not_use_is_named_in_words():
+    """Clamped gates have an offset; a model that is written without their clamp has neither."""
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 50}
+    ours, back = (
+        model_config(sizes | keys, where="", context=32)
+        for keys in ({"activation": "swiglu", "activation_offset": 1.0}, {"activation": "gelu"})
+    )
+    with pytest.raises(UsageError, match=r"activation_offset = 1.0(.|\n)* expected: (.|\n)*no activation_offset"):
+        refuse_differences(ours, back, form="a form")
+    with pytest.raises(UsageError, match=r"found: (.|\n)*no model.activation_offset"):
+        refuse_differences(back, ours, form="a form")
 
 
 @pytest.mark.parametrize("latent", LATENTS)
