@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from .console import Console, Parser
 from .mtrain_options import add_run_arguments, read_with_problems
 
 if TYPE_CHECKING:
-    from trainer.config.sections import RunConfig
+    from trainer.config.sections import DataSection, RunConfig
     from trainer.run.train import TrainResult
 
 
@@ -152,9 +153,9 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseExcept
     if world.is_main:
         facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
         (unit,) = given_lengths(config.train)
-        console.result(
-            result_text(result, config.run.folder, unit=unit, family=config.model.family, kind=config.data.kind), facts
-        )
+        scored = _labelled_rows(config.data) if config.data.kind == "classify" else ""
+        of_run = {"unit": unit, "family": config.model.family, "kind": config.data.kind, "scored": scored}
+        console.result(result_text(result, config.run.folder, **of_run), facts)
     leave_at_the_end(console.note)
 
 
@@ -195,9 +196,19 @@ def _end(console: Console, error: BaseException) -> None:
 
 
 def result_text(
-    result: TrainResult, folder: str, *, unit: str = "steps", family: str = "gpt", kind: str = "gpt"
+    result: TrainResult,
+    folder: str,
+    *,
+    unit: str = "steps",
+    family: str = "gpt",
+    kind: str = "gpt",
+    scored: str = "",
 ) -> str:
-    """The state of the run as text; unit: of the run's length; family: of the model; kind: of its samples."""
+    """The state of the run as text.
+
+    Args:
+        unit: of the run's length. family: of the model. kind: of its samples. scored: what scores labelled rows.
+    """
     if result.loss is None:
         longer = f"raise train.{unit} and optimizer.decay_{unit}"
         lines = [f"step {result.step} is already done; to train further, {longer}"]
@@ -213,13 +224,32 @@ def result_text(
     if result.goodput is not None:
         lines.append(result.goodput.text())
     if kind == "classify":
-        lines += [f"predictions: {folder}/predictions", f"next: mtrain eval {folder} --task NAME --data FILE"]
+        lines += [
+            f"predictions: {folder}/predictions",
+            f"next: mtrain eval {folder} {scored or '--task NAME --data FILE'}",
+        ]
     elif Path(folder, "tokenizer_facts.json").is_file():  # not of mock data, or data without a manifest
         command = "chat" if kind in ("chat", "pairs") else "generate"
         blank = {"bert": "[MASK]", "t5": "<extra_id_0>"}.get(family)  # these models need a prompt
         prompt = f" --prompt 'The capital of {blank} is Paris.'" if blank else ""
         lines.append(f"next: mtrain {command} {folder}{prompt}")
     return "\n".join(lines)
+
+
+def _labelled_rows(data: DataSection) -> str:
+    """The options of mtrain eval for the rows of the first validation set, or of the training data; "": unknown."""
+    from mdata import open_blend
+
+    try:
+        corpora = open_blend(data.valid[0] if data.valid else data.blend, allow_outside=data.allow_outside).corpora
+    except MdataError:  # the training has ended well, whatever became of its data
+        return ""
+    made = corpora[0].manifest.provenance
+    if made is None or "task" not in made.options or not made.inputs:
+        return ""
+    paths = [file.path for file in made.inputs]
+    source = paths[0] if len(paths) == 1 else os.path.commonpath(paths)  # RACE has a file for each passage
+    return f"--task {made.options['task']} --data {shlex.quote(source)}"
 
 
 def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,10 @@ def test_a_folder_of_glue_is_trained_scored_and_exported(here: Path, capsys: pyt
     assert main([*words]) == 0
     said = capsys.readouterr()
     assert "64 rows to train on, with classes contradiction, entailment, neutral" in said.err
-    assert "next: mtrain eval runs/bert-MNLI --task NAME --data FILE" in said.out
+    assert "next: mtrain eval runs/bert-MNLI --task mnli --data " in said.out
+    command = shlex.split(said.out.splitlines()[-1].removeprefix("next: mtrain "))
+    assert main([*command, "--json"]) == 0, "it works as it is printed"
+    assert json.loads(capsys.readouterr().out)["known"] == 9
     config = load_config(here / "runs/bert-MNLI/run.toml")
     assert (config.train.steps, config.train.eval_interval, config.train.eval_samples) == (2, 2, 0)
     assert (config.checkpoint.keep_best, config.model.hidden_dropout, config.train.sequence_length) == (1, 0.1, 32)
