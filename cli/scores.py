@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Read, and print."""
-    scores = read_scores(arguments.scores, arguments.score)
+    scores = read_scores(arguments.scores, arguments.score, of_prompts=arguments.prompts is not None)
     prompts = read_prompts(arguments.prompts, arguments.score) if arguments.prompts else None
     values = [line.score for line in scores if line.score is not None]
     facts: dict[str, Any] = {"lines": len(scores), "all": statistics(values)}

@@ -57,11 +57,15 @@ class FilterRules:
     highest: bool = False
 
 
-def read_scores(path: str | Path, name: str = "") -> list[Scored]:
+def read_scores(path: str | Path, name: str = "", *, of_prompts: bool = False) -> list[Scored]:
     """The lines of a file of scores.
 
+    Args:
+        name: the score to take, of several. of_prompts: the name may be for the scores of prompts alone.
+
     Raises:
-        BadInputError: a line that has no id or no score; names it. UsageError: no such file.
+        BadInputError: a line that has no id or no score; names it. UsageError: no such file, or a name for plain
+        numbers.
     """
     scores = list[Scored]()
     for where, record in _records(path):
@@ -70,6 +74,11 @@ def read_scores(path: str | Path, name: str = "") -> list[Scored]:
             raise BadInputError(
                 f"{where}: a line without an id",
                 expected='{"id": ..., "score": ...} with the id, or "index", of the row',
+            )
+        if name and not of_prompts and isinstance(record.get("score"), int | float):
+            raise UsageError(
+                f"{where}: the score is a number without a name, so --score {name} names none",
+                fix='leave --score out, or give lines such as {"id": 7, "score": {"' + name + '": 0.5}}',
             )
         prompt = record.get("prompt")
         scores.append(Scored(json.dumps(id), _score(record, name, where), "" if prompt is None else json.dumps(prompt)))

@@ -78,6 +78,10 @@ def test_what_scores_cannot_be_is_named(tmp_path: Path):
             read_scores(write(tmp_path / "x", [row]))
     with pytest.raises(BadInputError, match="no score 'c'"):
         read_scores(write(tmp_path / "x", [{"id": 1, "score": {"a": 1}}]), "c")
+    plain = write(tmp_path / "x", [{"id": 1, "score": None}, {"id": 2, "score": 0.5}])
+    with pytest.raises(UsageError, match=r"x:2: the score is a number without a name, so --score c names none"):
+        read_scores(plain, "c")
+    assert [line.score for line in read_scores(plain, "c", of_prompts=True)] == [None, 0.5]
     with pytest.raises(UsageError, match="there is no file"):
         read_scores(tmp_path / "none")
     with pytest.raises(BadInputError, match=r"no prompt with a text(.|\n)*toxicity"):
