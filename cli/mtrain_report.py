@@ -26,12 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Write the report; print its path, and of one run the losses compared with the baselines."""
+    from trainer.launching.run_status import METRICS
     from trainer.report.page import write_comparison, write_report
 
     folders: list[Path] = arguments.run_folders
-    for folder in folders:
-        if folder.is_file() or folder.with_name(f"{folder.name}.idx").is_file():
-            raise UsageError(f"{folder} is data, not a run folder", fix=f"mdata report {folder}")
+    for path in folders:
+        is_pair = path.with_name(f"{path.name}.idx").is_file()
+        if not (is_pair or path.is_file()):
+            continue
+        fix = "give the folder of a run, which run.folder names"
+        if (path.parent / METRICS).is_file():
+            fix = f"mtrain report {path.parent}"
+        elif is_pair or path.suffix in (".json", ".idx", ".bin"):
+            prefix = str(path).removesuffix(".idx").removesuffix(".bin")
+            fix = f"if it is a corpus or blend, mdata report {prefix}"
+        form = "a pair of files" if is_pair else "a file"
+        raise UsageError(f"{path} is {form}, not a run folder", fix=fix)
     if len(folders) > 1:
         path = arguments.output or Path("compare.html")
         write_comparison(folders, path)

@@ -408,7 +408,17 @@ def test_generate_and_report_want_a_run(tmp_path: Path, capsys: pytest.CaptureFi
         (tmp_path / name).touch()
         data = str(tmp_path / name).removesuffix(".idx")
         assert main(["report", data]) == 2
-        assert f"try: mdata report {data}" in capsys.readouterr().err
+        assert f"try: if it is a corpus or blend, mdata report {data}\n" in capsys.readouterr().err
+    for name, fix in (
+        ("run.toml", "give the folder of a run, which"),
+        ("corpus.bin", f"if it is a corpus or blend, mdata report {tmp_path}/corpus\n"),
+    ):
+        (tmp_path / name).touch()
+        assert main(["report", str(tmp_path / name)]) == 2
+        assert f"{name} is a file, not a run folder\n  try: {fix}" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").touch()
+    assert main(["report", str(tmp_path / "plan.json"), str(tmp_path / "mix.json")]) == 2
+    assert f"mix.json is a file, not a run folder\n  try: mtrain report {tmp_path}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pp", ["2", "0", "-1"])
