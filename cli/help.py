@@ -101,9 +101,3 @@ def split_examples(text: str) -> tuple[str, str]:
     """A docstring without its examples, and the examples."""
     description, heading, examples = text.partition(EXAMPLES)
     return description.rstrip(), f"{heading}{examples}".rstrip()
-
-
-def examples_of(text: str) -> list[str]:
-    """The command lines in the examples of a docstring; a line that ends in a backslash continues."""
-    lines = split_examples(text)[1].replace("\\\n", " ").splitlines()[1:]
-    return [" ".join(line.split()) for line in lines]

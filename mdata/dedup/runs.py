@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -219,8 +219,3 @@ def with_offsets(path: Path, counts: Sequence[int], words: Callable[[int], int])
         runs.append(SortedRun(path, offset, count))
         offset += 8 * words(place) * count
     return runs
-
-
-def shifted(run: SortedRun, added: int) -> SortedRun:
-    """The same run with a larger offset of document numbers."""
-    return replace(run, added=run.added + added)

@@ -252,11 +252,6 @@ def _sizes(sizes: Counter[int]) -> str:
     return f"<h2>Sizes of groups</h2>{table(['documents of a group', 'groups', 'removed'], lines)}"
 
 
-def _largest(groups: Sequence[DuplicateGroup]) -> str:
-    lines = [[Cell(str(group.kept)), Cell(group.size)] for group in groups]
-    return f"<h2>Largest groups</h2>{table(['kept', 'documents'], lines)}" if lines else ""
-
-
 def _range(bits: int) -> str:
     return f"{1 << (bits - 1):,} to {(1 << bits) - 1:,}"
 

@@ -13,7 +13,7 @@ import pytest
 
 from cli import mdata, mtrain
 from cli.console import command_parser
-from cli.help import EXAMPLES, examples_of, wrapped
+from cli.help import EXAMPLES, split_examples, wrapped
 from tests.helpers import pages
 from tests.helpers.corpora import write_pair
 
@@ -47,6 +47,12 @@ steps = 3
 [optimizer]
 lr = 1e-3
 """
+
+
+def examples_of(text: str) -> list[str]:
+    """The command lines in the examples of a docstring; a line that ends in a backslash continues."""
+    lines = split_examples(text)[1].replace("\\\n", " ").splitlines()[1:]
+    return [" ".join(line.split()) for line in lines]
 
 
 def examples(command) -> list[str]:

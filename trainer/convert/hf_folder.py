@@ -155,19 +155,17 @@ class SafetensorsSource:
         raise DamageError(f"{self._folder / file} {problem}", found=found, fix="download the folder again")
 
 
-def hf_links(
-    family: Family, shape: ModelShape, *, model_type: str, state: str = "weight/", bare: bool = False
-) -> Iterator[Link]:
+def hf_links(family: Family, shape: ModelShape, *, model_type: str, bare: bool = False) -> Iterator[Link]:
     """Links between our tensors and those of a Hugging Face folder, whose names are the family's.
 
     Args:
-        state: before the names of ours. bare: without the prefix of their names, as GPT-2 was published.
+        bare: without the prefix of their names, as GPT-2 was published.
     """
     assert family.hugging_face is not None, "from_hf and to_hf refuse other families"
     buffers = {f"{BUFFER}/{name}": size for name, size in family.logical_buffers(shape).items()}
-    weights = {f"{state}{name}": size for name, size in family.logical_shapes(shape).items()}
+    weights = {f"weight/{name}": size for name, size in family.logical_shapes(shape).items()}
     for ours, size in (weights | buffers).items():
-        name = ours.removeprefix(f"{BUFFER}/" if ours in buffers else state)
+        name = ours.removeprefix(f"{BUFFER}/" if ours in buffers else "weight/")
         for form in family.hugging_face.forms(name, size, shape, model_type):
             theirs = form.tensor.removeprefix(family.hugging_face.prefixes.get(model_type, "")) if bare else form.tensor
             inside = {"ours_in": form.ours_in, "theirs_in": form.theirs_in}

@@ -173,16 +173,6 @@ class Watched:
         return piece
 
 
-def covers_exactly(links: Sequence[Link]) -> bool:
-    """Whether each element of each tensor on our side has one link. Slow: for tests and for folders of small tables."""
-    counts: dict[str, Tensor] = {}
-    for link in links:
-        count = counts.setdefault(link.ours.tensor, torch.zeros(link.ours.shape, dtype=torch.int8))
-        view = count.view([factor.extent for dim in link.ours.dims for factor in dim])
-        view[tuple(slice(f.first, f.first + f.length) for dim in link.ours.dims for f in dim)] += 1
-    return all(bool((count == 1).all()) for count in counts.values())
-
-
 def _fill_(out: Tensor, link: Link, *, source: Source, start: Sequence[int]) -> None:
     """Copy a link's elements into the rectangle of its first side that begins at `start`."""
     parts = [

@@ -245,11 +245,6 @@ def has_experts(shape: ModelShape, layout: StateDictLayout) -> bool:
     return any(form.apart is not None for form in forms)
 
 
-def places_of(shape: ModelShape, layout: StateDictLayout) -> Iterator[LayerPlace]:
-    """The layers of a state dict."""
-    return (place for number in layout.layers if (place := _place(shape, number, layout)) is not None)
-
-
 def extra_states(shape: ModelShape, layout: StateDictLayout) -> Iterator[tuple[LayerPlace, str]]:
     """The modules of a state dict's layers that Megatron-Core asks for an extra state."""
     family, held = layout.family, dict[int, set[str]]()

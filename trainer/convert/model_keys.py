@@ -28,14 +28,11 @@ _RUN: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def model_config(
-    keys: Mapping[str, Any], *, where: str, context: int, more: Mapping[str, Mapping[str, Any]] | None = None
-) -> RunConfig:
+def model_config(keys: Mapping[str, Any], *, where: str, context: int) -> RunConfig:
     """A whole configuration around keys of [model].
 
     Args:
         where: which file they came from, for messages. context: train.sequence_length.
-        more: values of other sections.
 
     Raises:
         UsageError: values that [model] refuses.
@@ -47,8 +44,6 @@ def model_config(
     usual = family_named(family).usual_kind
     if (kind := usual(keys) if usual else family_named(family).data_kinds[0]) != "gpt":
         tables["data"]["kind"] = kind
-    for name, table in (more or {}).items():
-        tables[name] = {**tables.get(name, {}), **table}
     config, problems = parse_config(tables)
     if config is None:
         raise problems_error(where, problems, fix="the model cannot be read with these values")

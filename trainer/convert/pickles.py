@@ -242,7 +242,7 @@ class _Reader:
             )
 
 
-_U8, _U16, _U32, _U64 = (struct.Struct(f"<{letter}") for letter in "BHIQ")
+_U8, _U32, _U64 = (struct.Struct(f"<{letter}") for letter in "BIQ")
 _STOP = ord(".")
 _Operation = Callable[[_Reader], None]
 

@@ -22,7 +22,6 @@ from mdata.util.commands import command_line
 from trainer.launching.job import END_FILE, RunJob
 
 PATIENCE_S = 90.0  # for the other nodes after one has failed: their ranks end within a minute
-POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

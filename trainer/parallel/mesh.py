@@ -126,13 +126,9 @@ class Mesh:
         return size
 
     def coordinates(self, rank: int) -> Coordinates:
-        """The coordinates of a rank; the inverse of `rank_of`."""
+        """The coordinates of a rank."""
         assert 0 <= rank < self.world_size, f"rank {rank} is outside a world of {self.world_size}"
         return Coordinates(*(self.index(axis, rank) for axis in Coordinates._fields))
-
-    def rank_of(self, place: Coordinates) -> int:
-        """The rank at these coordinates."""
-        return sum(i * self.factors(axis)[0].stride for axis, i in zip(Coordinates._fields, place, strict=True))
 
     def has(self, axis: str, rank: int) -> bool:
         """Whether a rank is on an axis: always, except for "ends"."""

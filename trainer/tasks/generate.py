@@ -24,8 +24,6 @@ from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from mdata.util.canonical_json import hash_of
 from mdata.util.regular_files import regular_file
-from trainer.checkpoint.location import Location
-from trainer.parallel.world import World
 from trainer.tasks.beam import Beam, Beams
 from trainer.tasks.decoder import BeamCache
 from trainer.tasks.engine import DecodeEngine, Request, Token
@@ -191,41 +189,6 @@ class BeamSearch:
             lasts = [row[-1] if row else self._last for row in self.beams.rows]
             logits_BV = torch.stack([biased(logits_BV[i], self._rules, last=last) for i, last in enumerate(lasts)])
         self.beams.advance(logits_BV.log_softmax(-1))
-
-
-def generate(
-    path: Location,
-    prompts: Sequence[str],
-    *,
-    sampling: Sampling,
-    world: World,
-    from_checkpoint: str = "latest",
-    progress: Progress = SILENT,
-) -> list[Generated]:
-    """Continue each prompt with a model; written to generated.jsonl as well if `path` is a run folder.
-
-    Args:
-        path: see `Model.load`.
-        from_checkpoint: "latest" or a name such as "step-400".
-        progress: receives a note on the checkpoint used if `latest` names none.
-
-    Raises:
-        UsageError: no such model or checkpoint, options out of range, or a prompt without tokens.
-        DamageError: the checkpoint is damaged.
-    """
-    if problems := sampling.problems():
-        raise UsageError("cannot generate: " + "; ".join(problems))
-    model = Model.load(path, world=world, checkpoint=from_checkpoint, progress=progress)
-    requests = [
-        GenerationRequest(ids=tuple(model.encode(prompt)), rules=sampling, number=i) for i, prompt in enumerate(prompts)
-    ]
-    answers = continue_rows(model, requests, batch_size=BATCH_SIZE)
-    texts = [
-        Generated(prompt, answer.text, model.step, answer.finish_reason)
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
-    write_generated(model, texts)
-    return texts
 
 
 def write_generated(model: Model, texts: Sequence[Generated]) -> None:

@@ -150,8 +150,8 @@ class Alerts:
         ended: how the last start ended; None: it runs.
     """
 
-    def __init__(self, *, running: bool = False) -> None:
-        self.running = running
+    def __init__(self) -> None:
+        self.running = False
         self.ended: AlertKind | None = None
 
     def of(self, event: Mapping[str, Any]) -> Iterator[Alert]:

@@ -24,6 +24,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
 from tests.helpers.ties import Ties
 from tests.reference.whole_context import choice_gap
+from tests.trainer.convert.coverage import covers_exactly
 from tests.trainer.convert.hf_models import (
     HYBRIDS,
     LLAMA3,
@@ -50,7 +51,6 @@ from trainer.convert import hf_folder as opening
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import families_of_types, from_hf, to_hf
 from trainer.convert.hf_folder import hf_links
-from trainer.convert.links import covers_exactly
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import scratch_bytes
 from trainer.models.family import family_named, family_of
@@ -58,7 +58,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.placement import Placement
 from trainer.parallel.world import join_world
 from trainer.run.resume import find_start
-from trainer.tasks.generate import GenerationRequest, Sampling, continue_rows, generate
+from trainer.tasks.generate import GenerationRequest, Sampling, continue_rows
 from trainer.tasks.loaded_model import Model
 
 transformers = pytest.importorskip("transformers")
@@ -297,16 +297,13 @@ def test_what_several_ranks_train_from_a_folder_of_theirs_goes_back_to_them(name
     with torch.no_grad():
         ours, reference, first = (each(ids).logits for each in (back, model, before))
     assert (ours - reference).abs().max() < 1e-4 < 1e-2 < (ours - first).abs().max()
-    text = generate(
-        tmp_path / "run",
-        ["time "],
-        sampling=Sampling(max_tokens=16, greedy=True),
-        world=join_world(Mesh(1), placement=Placement()),
-    )[0].text
+    run = Model.load(tmp_path / "run", world=join_world(Mesh(1), placement=Placement()))
+    rules = Sampling(max_tokens=16, greedy=True)
+    (answer,) = continue_rows(run, [GenerationRequest(ids=tuple(run.encode("time ")), rules=rules)])
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     prompt = tokenizer("time ", return_tensors="pt").input_ids
     found = back.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False)
-    assert tokenizer.decode(found[0], skip_special_tokens=True) == "time " + text
+    assert tokenizer.decode(found[0], skip_special_tokens=True) == "time " + answer.text
 
 
 def _trained_by_torch(model, config):

@@ -14,12 +14,12 @@ from mdata import DamageError, UsageError
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from tests.helpers.notes import Counted
+from tests.trainer.convert.coverage import covers_exactly
 from trainer.config.sections import BertSection
 from trainer.convert.compare import build_model
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import from_hf, to_hf
 from trainer.convert.hf_folder import find_tokenizer, hf_links, write_hf
-from trainer.convert.links import covers_exactly
 from trainer.convert.model_keys import effective, model_config
 from trainer.models.family import family_of
 from trainer.models.stage import only_tokens

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.convert.links import Linked, TensorInfo, covers_exactly, link
+from tests.trainer.convert.coverage import covers_exactly
+from trainer.convert.links import Linked, TensorInfo, link
 from trainer.convert.model_folder import boxes
 from trainer.convert.safetensors_stream import split_by_size
 

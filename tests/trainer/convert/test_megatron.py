@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from mdata import DamageError, UsageError
 from tests.helpers.notes import Counted
 from tests.helpers.ranks import run_ranks
+from tests.trainer.convert.coverage import covers_exactly
 from tests.trainer.convert.test_links import Held
 from tests.trainer.engines import layouts, microbatches, save_engine, small_config
 from trainer.checkpoint.format import RunState
@@ -27,7 +28,7 @@ from trainer.config.parse import dump_config
 from trainer.config.sections import MoESection
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.distcp import ChunkSource
-from trainer.convert.links import Linked, covers_exactly
+from trainer.convert.links import Linked
 from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_names import StateDictLayout, megatron_links
 from trainer.convert.model_folder import ModelFolder

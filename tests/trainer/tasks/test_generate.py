@@ -29,7 +29,6 @@ from trainer.tasks.generate import (
     GenerationRequest,
     _lines_there,
     continue_rows,
-    generate,
     read_prompts,
     search_beams,
     write_samples,
@@ -126,26 +125,13 @@ def test_a_prompt_that_is_not_text_is_refused(tmp_path):
         prompt_ids(_words(tmp_path), "the \udcff")
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"max_tokens": 0}, "max_tokens=0"),
-        ({"temperature": -1.0}, r"temperature=-1\.0"),
-        ({"top_p": 1.5}, r"top_p=1\.5"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, text, tmp_path):
-    with pytest.raises(UsageError, match=text):
-        generate(tmp_path, ["x"], sampling=Sampling(**options), world=None)  # type: ignore[arg-type]
-
-
 def test_a_folder_without_a_model_is_refused(tmp_path):
     world = join_world(Mesh(1), placement=ALONE)
     with pytest.raises(UsageError, match="is not a model that mtrain can read"):
-        generate(tmp_path, ["x"], sampling=Sampling(), world=world)
+        Model.load(tmp_path, world=world)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UsageError, match="there is no checkpoint 'step-9'"):
-        generate(tmp_path, ["x"], sampling=Sampling(), world=world, from_checkpoint="step-9")
+        Model.load(tmp_path, world=world, checkpoint="step-9")
 
 
 ALONE = Placement()
@@ -217,9 +203,10 @@ def test_a_run_speaks_the_language_of_its_corpus(name, kinds, tmp_path):
     theirs, ours = corpus.load_tokenizer(), run_tokenizer(tmp_path / "run")
     assert (ours.name, ours.fingerprint, dict(ours.options)) == (theirs.name, theirs.fingerprint, dict(theirs.options))
     assert list(ours.encode_batch([prompt])[0]) == list(theirs.encode_batch([prompt])[0])
-    world = join_world(Mesh(1), placement=ALONE)
-    (text,) = generate(tmp_path / "run", [prompt], sampling=Sampling(max_tokens=5), world=world)
-    assert text.prompt == prompt and text.step == 1 and isinstance(text.text, str)
+    model = Model.load(tmp_path / "run", world=join_world(Mesh(1), placement=ALONE))
+    request = GenerationRequest(ids=tuple(model.encode(prompt)), rules=Sampling(max_tokens=5))
+    (answer,) = continue_rows(model, [request])
+    assert model.step == 1 and isinstance(answer.text, str)
 
 
 def test_an_option_decides_what_a_prompt_is(kinds, tmp_path):

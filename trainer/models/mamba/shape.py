@@ -16,7 +16,6 @@ from trainer.models.gpt.shape import decode_state as attention_state
 
 Kind = Literal["mixer", "attention", "mlp", "experts"]
 LETTERS: dict[str, Kind] = {"M": "mixer", "*": "attention", "-": "mlp", "E": "experts"}
-_INITIAL = ("dt_min", "dt_max", "dt_floor")  # keys that decide the first weights only
 # Keys of [model] that have no effect in a model without attention, and without MLPs and experts.
 _OF_ATTENTION = (
     "num_heads", "num_kv_heads", "head_dim", "qk_norm", "window", "window_interval", "attention_scale",
