@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import tomllib
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 import mdata
 from mdata import DamageError, ResourceError, UsageError
+from tests.helpers.house_rules import ROOT
 from tests.helpers.notes import Counted, Notes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
@@ -473,6 +475,40 @@ def test_a_model_is_written_as_it_is_or_refused_by_name(sizes, form, model_type)
     links = list(hf_links(family, family.shape(ours, 50), model_type=written["model_type"]))
     assert covers_exactly(links)
     assert covers_exactly([one.flipped() for one in links])
+
+
+MOE = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 16}
+SHARED = MOE | {"shared_ffn_hidden_size": 16}
+BIASED = {"score": "sigmoid", "expert_bias": True}
+PAGE = ROOT / "docs/howto/experts.md"
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"qk_norm": True, "moe": MOE | {"layers": [0, 1]}}, "Qwen3Moe"),
+        ({"qk_norm": "all_heads", "moe": MOE}, "Olmoe"),
+        ({"moe": SHARED | {"shared_gate": True, "layers": [0, 1]}}, "Qwen2Moe"),
+        ({"moe": MOE}, "Mixtral"),
+        ({"mla": LATENT, "norm_epsilon": 1e-6, "moe": SHARED | BIASED | {"layers": [0, 1]}}, "DeepseekV3"),
+        ({"moe": MOE | {"layers": [0, 1]}}, ""),
+        ({"moe": MOE | BIASED}, ""),
+    ],
+)
+def test_experts_are_exported_as_the_page_says(keys, named):
+    config = model_config({"num_layers": 2, "hidden_size": 32, "num_heads": 4} | keys, where="", context=32)
+    if not named:
+        with pytest.raises(UsageError, match="model_type mixtral cannot express this model"):
+            to_hf(config, 50)
+        return
+    assert to_hf(config, 50)["architectures"] == [f"{named}ForCausalLM"]
+    assert f"| {named} |" in PAGE.read_text()
+
+
+def test_the_sizes_of_the_page_on_experts_can_be_exported():
+    blocks = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    keys = tomllib.loads(next(block for block in blocks if "num_layers" in block))["model"]
+    assert to_hf(model_config(keys, where="", context=32), 50)["model_type"] == "qwen3_moe"
 
 
 @pytest.mark.soak
