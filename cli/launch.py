@@ -60,7 +60,15 @@ def add_slurm_options(parser: Parser) -> None:
     add("--qos", metavar="NAME", help="quality of service")
     add("--time", metavar="T", help="time limit, such as 2:00:00 or 7-0")
     add("--exclude", metavar="HOSTS", help="nodes to exclude, such as n[3-5],n9")
-    add("--sbatch", action="append", default=[], metavar="OPTION", help="any other option: --sbatch=--exclusive")
+    other = "any other option: --sbatch=--exclusive"
+    add("--sbatch", action="append", type=_sbatch_option, default=[], metavar="OPTION", help=other)
+
+
+def _sbatch_option(text: str) -> str:
+    """An option of sbatch; a word without a dash would be the script."""
+    if not text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{text} is not an option of sbatch: these begin with a dash")
+    return text
 
 
 def slurm_options(arguments: argparse.Namespace) -> list[str]:

@@ -33,9 +33,14 @@ def sbatch(options: Sequence[str], script: Path) -> str:
         options: given before the script; they take precedence over those inside it.
 
     Raises:
-        UsageError: Slurm is not here, or rejects the job. ResourceError: Slurm does not answer.
+        UsageError: Slurm is not here, or rejects the job. ResourceError: Slurm does not answer with a job id.
     """
-    return run_slurm(["sbatch", "--parsable", *options, str(script)]).strip().split(";")[0]
+    answer = run_slurm(["sbatch", "--parsable", *options, str(script)]).strip()
+    job_id = answer.rpartition("\n")[2].split(";")[0]  # a site's sbatch may print lines of its own before it
+    if not job_id.isdecimal():
+        fix = "see with squeue --me whether the job was submitted; ask the site about its sbatch"
+        raise ResourceError("sbatch printed no job id", found=answer[-200:] or "nothing", fix=fix)
+    return job_id
 
 
 def run_slurm(words: Sequence[str]) -> str:

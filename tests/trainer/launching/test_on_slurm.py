@@ -273,6 +273,11 @@ def test_what_slurm_refuses_is_said_in_its_words(tmp_path, monkeypatch):
     programs(tmp_path / "bin", sbatch='echo "12;cluster"')
     assert submit(job, "#!/bin/bash\n", options=["--partition=none"]).id == "12"
     assert calls(tmp_path / "bin")[-1] == f"sbatch --parsable --partition=none {job.folder}/batch.sh"
+    programs(tmp_path / "bin", sbatch='echo "Welcome to the cluster."; echo 13')
+    assert submit(job, "#!/bin/bash\n", options=[]).id == "13"
+    programs(tmp_path / "bin", sbatch='echo "Submitted, see the portal"')
+    with pytest.raises(ResourceError, match=r"sbatch printed no job id\n  found: Submitted, see the portal\n"):
+        submit(job, "#!/bin/bash\n", options=[])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="sbatch is not installed on this machine"):
         submit(job, "#!/bin/bash\n", options=[])
