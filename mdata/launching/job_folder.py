@@ -138,13 +138,17 @@ class Job:
         """The phases, in order."""
         if self.dedup is not None:
             return tuple(self._dedup_phases(self.dedup))
-        last = self.num_parts
-        parts = JobPhase("part", range(1, last + 1), self._words_of_part, self.done_parts)
+        last, count = self.num_parts, ["--parts", str(self.num_parts)]
+        numbers = range(1, last + 1)
+        parts = JobPhase("part", numbers, lambda part: [*self.words, "--shard", f"{part}/{last}"], self.done_parts)
         if self.words[0] == "decontaminate":
-            return parts, JobPhase("report", range(last + 1, last + 2), self._words_of_report, self._done_report)
+            numbers = range(last + 1, last + 2)
+            return parts, JobPhase("report", numbers, lambda _: [*self.words, *count], self._done_report)
+        if self.merge == "none":
+            return (parts,)
+        words = ["merge", self.output_prefix, *count, *["--copy"] * (self.merge == "copy")]
         merged = lambda: frozenset([MERGE] if self.is_merged() else ())  # noqa: E731
-        merge = JobPhase("merge", range(MERGE, MERGE + 1), self._words_of_merge, merged)
-        return (parts,) if self.merge == "none" else (parts, merge)
+        return parts, JobPhase("merge", range(MERGE, MERGE + 1), lambda _: words, merged)
 
     def _dedup_phases(self, dedup: DedupStages) -> Iterator[JobPhase]:
         counts = {"match": dedup.ranges, "group": 1}
@@ -188,15 +192,6 @@ class Job:
         phase = self.phase_of(number)
         own_folder = ["--work-folder", str(Path(self.work_folder, phase.called(number)))] if self.work_folder else []
         return [*phase.words(number - phase.numbers.start + 1), *own_folder]
-
-    def _words_of_part(self, place: int) -> list[str]:
-        return [*self.words, "--shard", f"{place}/{self.num_parts}"]
-
-    def _words_of_merge(self, _: int) -> list[str]:
-        return ["merge", self.output_prefix, "--parts", str(self.num_parts), *["--copy"] * (self.merge == "copy")]
-
-    def _words_of_report(self, _: int) -> list[str]:
-        return [*self.words, "--parts", str(self.num_parts)]
 
     def _done_report(self) -> frozenset[int]:
         done = self._is_file(f"{self.output_prefix}/decontaminate.report")
