@@ -175,13 +175,15 @@ def exchanged(
     asked = [[(part, direction(part)) for part in parts] for parts in round_.mine]
     sent = [[tensor for part, tensor in of_rank if part.counts] for of_rank in asked]
     counted = [[part for part in parts if part.counts] for parts in round_.theirs]
-    arrived = all_to_all(
-        _flat(sent, like), send=[_total(p) for p in sent], receive=[_numel(p) for p in counted], group=group
-    )
+    flat = torch.cat([like.new_empty(0), *itertools.chain(*sent)])
+    receive = [_numel(parts) for parts in counted]
+    arrived = all_to_all(flat, send=[sum(map(len, tensors)) for tensors in sent], receive=receive, group=group)
     back = [like.new_empty(0)]
     if any(round_.theirs):
         matrix = like.new_zeros(next(parts[0].shape for parts in round_.theirs if parts))
-        _fill(matrix, arrived, [part for parts in counted for part in parts])
+        given = [part for parts in counted for part in parts]
+        for part, values in zip(given, arrived.split([part.numel for part in given]), strict=True):
+            part.of(matrix).copy_(values.view(part.size))
         matrix = update(matrix)
         back = [part.of(matrix).flatten() for parts in round_.theirs for part in parts]
     receive = [_numel(parts) for parts in round_.mine]
@@ -190,21 +192,8 @@ def exchanged(
     yield from zip(own, flat.split([part.numel for part in own]), strict=True)
 
 
-def _fill(matrix: Tensor, flat: Tensor, parts: Sequence[MatrixPart]) -> None:
-    for part, values in zip(parts, flat.split([part.numel for part in parts]), strict=True):
-        part.of(matrix).copy_(values.view(part.size))
-
-
 def _numel(parts: Sequence[MatrixPart]) -> int:
     return sum(part.numel for part in parts)
-
-
-def _total(tensors: Sequence[Tensor]) -> int:
-    return sum(len(tensor) for tensor in tensors)
-
-
-def _flat(tensors: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
-    return torch.cat([like.new_empty(0), *(tensor for some in tensors for tensor in some)])
 
 
 class MatrixUpdate:
