@@ -96,35 +96,14 @@ class Decoder:
         self.cache_bytes = sum((counts[last] + 1) * page_bytes[last] for last in lasts) + (max_rows + 1) * row_bytes
         with out_of_memory_in("the cache of keys and values", fix="a smaller cache, or more ranks"):
             self._tensors = {
-                block: {
-                    name: torch.zeros(
-                        counts[self._last(state)] + 1,
-                        page_tokens,
-                        *self._local(state, shape),
-                        dtype=like.dtype,
-                        device=like.device,
-                    )
-                    for name, shape in state.tensors.items()
-                }
+                block: self._zeros(state, state.tensors, counts[self._last(state)] + 1, page_tokens)
                 for block, state in states.items()
             }
             self._states = {  # the last slot is that of padded rows
-                block: {
-                    name: torch.zeros(
-                        max_rows + 1, *self._local(state, shape), dtype=self._dtype(state, name), device=like.device
-                    )
-                    for name, shape in state.tensors.items()
-                }
-                for block, state in of_rows.items()
+                block: self._zeros(state, state.tensors, max_rows + 1) for block, state in of_rows.items()
             }
             self._read = {
-                block: {
-                    name: torch.zeros(
-                        max_rows, model.reads, *self._local(state, shape), dtype=like.dtype, device=like.device
-                    )
-                    for name, shape in state.of_encoder.items()
-                }
-                for block, state in states.items()
+                block: self._zeros(state, state.of_encoder, max_rows, model.reads) for block, state in states.items()
             }
         self._read_lengths = np.zeros(max_rows, dtype=np.int32)
         self.records = model.world.device.type == "cuda" and model.start is None
@@ -374,6 +353,14 @@ class Decoder:
         """This rank's part of a tensor that a block keeps of a token."""
         tp = self.model.world.groups["tp"].size
         return (max(1, shape[0] // tp), *shape[1:]) if state.divided else shape
+
+    def _zeros(self, state: DecodeState, shapes: Mapping[str, tuple[int, ...]], *sizes: int) -> dict[str, Tensor]:
+        """This rank's part of each tensor: [*sizes, ...]."""
+        device = next(self.model.module.parameters()).device
+        return {
+            name: torch.zeros(*sizes, *self._local(state, shape), dtype=self._dtype(state, name), device=device)
+            for name, shape in shapes.items()
+        }
 
     def _dtype(self, state: DecodeState, name: str) -> torch.dtype:
         dtype = next(self.model.module.parameters()).dtype
