@@ -164,7 +164,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     check_rows(config, layouts[0].padded_rows, where=folder)
     held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
     source, shape = StoredSource(held), family.shape(config, config.model.vocab_size or 0)
-    own = zip(chunks, layouts, strict=True)
+    own = list(zip(chunks, layouts, strict=True))
     numbers = [layout.layers.start + number for chunk, layout in own if chunk.is_first for number in chunk.numbers]
     check_layers(config, numbers, where=folder)
     links = [pair for layout in layouts for pair in (*megatron_links(shape, layout), *buffer_links(shape, layout))]
@@ -192,12 +192,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         for layout in (_of_state(layout, state, within=ranks.states) for layout in layouts)
         for link in megatron_links(shape, layout, state=f"{state}/", copies=False)
     ]
-    every += [
-        link
-        for chunk, layout in zip(chunks, layouts, strict=True)
-        if chunk.is_first
-        for link in buffer_links(shape, layout)
-    ]
+    every += [link for chunk, layout in own if chunk.is_first for link in buffer_links(shape, layout)]
     return ModelFolder(
         path=folder, format="mp_rank", config=config, source=Linked(StoredSource(held), every),
         run=training.run(config), notes=notes,

@@ -197,21 +197,13 @@ def survey(
     except (UsageError, DamageError) as error:
         errors.append(error)
     continued = start.config if start else config
-    layout_problems = [
-        problem for problem in check(continued, world_size, facts=facts) if read.says_nothing_of(problem)
-    ]
+    layout_problems = list(filter(read.says_nothing_of, check(continued, world_size, facts=facts)))
     if facts and any(isinstance(error, ForeignTokenizer) for error in errors):
         # If the data does not belong to the weights, no model.vocab_size would help.
         layout_problems = [problem for problem in layout_problems if problem != small_vocabulary(config, facts)]
     nearest = {} if wrong else nearest_layout(continued, world_size, facts=facts)
-    config_problems = [problem for problem in config_problems if read.says_nothing_of(problem)] + [
-        str(error) for error in errors
-    ]
-    problems = [
-        *read.problems,
-        *layout_problems,
-        *(problem for problem in dict.fromkeys(config_problems) if problem not in layout_problems),
-    ]
+    config_problems = [*filter(read.says_nothing_of, config_problems), *map(str, errors)]
+    problems = [*read.problems, *dict.fromkeys([*layout_problems, *config_problems])]
     damage = [error for error in errors if isinstance(error, DamageError)]
     if damage and problems == [str(damage[0])]:
         raise damage[0]
