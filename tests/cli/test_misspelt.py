@@ -60,3 +60,17 @@ def test_a_list_given_by_two_options_is_refused(capsys, words):
 def test_words_after_two_dashes_are_no_options(capsys):
     assert mdata.main(["inspect", "--quiet", "--", "-x.json"]) == 2
     assert "-x.json: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "meant"),
+    [
+        ("preprocess", "--input-path", "--input"),
+        ("dedup", "--num-buckets", "--bands"),
+        ("dedup", "--hashes_per_bucket", "--rows"),
+        ("clean", "--filters", "--steps"),
+    ],
+)
+def test_options_by_the_names_of_datatrove(capsys, command, word, meant):
+    assert mdata.main([command, word, "2"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"  try: {meant}? See mdata {command} --help"
