@@ -80,5 +80,6 @@ FOR_TIKTOKEN = MappingProxyType(
         DIGITS: (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++|\p{N}| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?![^\s\p{N}])|\s"),
     }
 )
+PATTERNS = (*FOR_TIKTOKEN, DEEPSEEK_V3)
 # gigatoken 0.10 takes cl100k's pattern for another one, which splits "\n\xa0" differently, and refuses the digits'.
 NOT_FOR_GIGATOKEN = frozenset({CL100K, DIGITS})

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from mdata import UsageError
-from mdata.tokenizers.base.byte_level import CL100K, DEEPSEEK_V3, FOR_TIKTOKEN, GPT2, LLAMA3
+from mdata.tokenizers.base.byte_level import CL100K, GPT2, LLAMA3, PATTERNS
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.base.tokenizer_json import added_tokens
 from mdata.tokenizers.engines import exact_fallback
@@ -48,7 +48,7 @@ def bert(**normalizer):
 
 
 STRUCTURES = {
-    **{f"pattern {number}": visible.definition(pattern) for number, pattern in enumerate((*FOR_TIKTOKEN, DEEPSEEK_V3))},
+    **{f"pattern {number}": visible.definition(pattern) for number, pattern in enumerate(PATTERNS)},
     **{f"NFC {number}": visible.definition(pattern, normalizer={"type": "NFC"})
        for number, pattern in enumerate((GPT2, CL100K, LLAMA3))},
     **{f"llama {form}": llama.definition(form=form) for form in llama.FORMS},
