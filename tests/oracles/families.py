@@ -47,6 +47,7 @@ from trainer.layers.attention import Sequences
 from trainer.models.family import family_of
 from trainer.models.gpt.model import build_gpt
 from trainer.models.gpt.mtp import later_tokens
+from trainer.models.gpt.shape import later_losses
 from trainer.models.mamba.shape import allocated
 from trainer.models.stage import Microbatch
 from trainer.optim.schedules import rates
@@ -259,7 +260,7 @@ def _decoder_outputs(reference: Reference) -> str:
 
 def _later_logits(model: Any, batch: Microbatch) -> Iterator[Tensor]:
     _, hidden_ND = model.final_norm(*model._through_blocks((), batch))
-    later = later_tokens(batch, len(model.mtp), factor=1.0, cp=Group.single("cp"))
+    later = later_tokens(batch, later_losses(model.shape), factor=1.0, cp=Group.single("cp"))
     for depth, tokens in zip(model.mtp.values(), later, strict=True):
         hidden_ND = model._deepen(depth, model._context(batch), model._token_rows(tokens.tokens_N), hidden_ND)
         logits_NV = (hidden_ND @ model._head().weight.T)[:, : model.shape.vocab_size]

@@ -32,16 +32,19 @@ NO_PAIR = -1  # in Microbatch.swapped_B, of a row that does not count
 class NamedLoss(NamedTuple):
     """A loss of a microbatch beside that of its labels, whose denominator is another one.
 
-    The objective of the microbatch is the sum of its token losses + factor x n x sum / weight, where n is the number of
-    its loss tokens. So the step's gradient, divided by all loss tokens, has the mean of sum / weight over microbatches,
-    each weighted by its tokens; for a mean of microbatch means, it has their plain mean (Megatron's rule). Sum and
-    weight are those of the whole microbatch on each rank of tp and cp, and gradients add up as those of other values.
+    The objective of a step has factor x its mean over the step: the quotient of the sums of `sum` and of `weight`,
+    however the step is divided into microbatches. The step's gradient is divided by all loss tokens N, so backward
+    begins with factor x N / the step's weight, which is known before (`Stage.loss_weights`).
+
+    Where it is not known, the objective of the microbatch has factor x n x sum / weight, n being its loss tokens: a
+    mean over microbatches, each weighted by its tokens; for a mean of microbatch means, a plain one (Megatron's rule).
+    Sum and weight are those of the whole microbatch on each rank of tp and cp, and gradients add up as those of other
+    values.
 
     Args:
         sum: scalar, differentiable. weight: scalar. Reported is the quotient of both sums over the step.
         factor: by which its mean counts in the objective.
-        of_step: with loss_average = "token" its mean is that over the pairs of the whole step, so that tokens have no
-            part in it; `weight` are then the microbatch's pairs.
+        of_step: the name of its weight among those of the step; None: it has a mean of its own in each microbatch.
         seeded: the sum is multiplied by all of that already, as is the weight, because its gradient is computed in the
             forward pass; both are this rank's part.
     """
@@ -49,8 +52,19 @@ class NamedLoss(NamedTuple):
     sum: Tensor
     weight: Tensor
     factor: float = 1.0
-    of_step: bool = False
+    of_step: str | None = None
     seeded: bool = False
+
+
+class StepSums(NamedTuple):
+    """Of all microbatches of a step, over all ranks.
+
+    Args:
+        tokens: fp64 scalar, the sum of the mask. weights: fp64 scalars, those of `Stage.loss_weights`.
+    """
+
+    tokens: Tensor
+    weights: Mapping[str, Tensor]
 
 
 class RealTokens(NamedTuple):
@@ -119,8 +133,7 @@ class Microbatch:
             them; None: those with a loss, for which the host waits for a GPU.
         swapped_B: int64[B], 1 where the second text does not follow the first, for the loss of pairs; -1: does not
             count. None: no pairs.
-        step_tokens, step_pairs: fp32 scalars, the sum of the mask and the rows with pairs of the whole step, over all
-            ranks; None: no loss needs them.
+        of_step: the sums of the step; None: no loss needs them, or its microbatches count one by one.
         pairs: the conversations of rows that are pairs, whose loss mask has 1 at one token of each pair; None: other
             rows.
         encoder: what the encoder reads; None: the model has one stack.
@@ -147,14 +160,18 @@ class Microbatch:
     types_BS: Tensor | None = None
     predicted_M: Tensor | None = None
     swapped_B: Tensor | None = None
-    step_tokens: Tensor | None = None
-    step_pairs: Tensor | None = None
+    of_step: StepSums | None = None
     pairs: PairRows | None = None
     encoder: EncoderTokens | None = None
     choices: int | None = None
     losses: dict[str, NamedLoss] | None = None
     counts: dict[str, Tensor] | None = None
     step: PagedStep | None = None
+
+    @property
+    def whole_loss_tokens(self) -> Tensor:
+        """The sum of the mask over whole rows, on each of the ranks that share them."""
+        return self.loss_mask_BS.sum() if self.loss_tokens is None else self.loss_tokens
 
     def of_real_tokens(self) -> Microbatch:
         """What the blocks read: the real tokens in one row whose documents are the rows; itself if all are computed."""
@@ -217,6 +234,12 @@ class Stage(Protocol):
         """Compute the tensors for the next stage from those of the previous one (none at the first).
 
         The last returns (sum of the loss, losses of the N tokens); a user's loss may leave out the second.
+        """
+
+    def loss_weights(self, batch: Microbatch) -> Mapping[str, Tensor]:
+        """The weights of the microbatch's named losses that have a mean over the step, by names of the family's choice.
+
+        Scalars, of whole rows, the same on all ranks but those of data parallelism; called by all ranks.
         """
 
     def received(self, batch: Microbatch) -> Tensors:

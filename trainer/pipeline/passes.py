@@ -105,15 +105,14 @@ class Pass:
         """(gradients with which the losses of other names begin, these losses)."""
         if not named:
             return (), ()
-        tokens = _loss_tokens(batch)
+        tokens = batch.whole_loss_tokens
         factor = loss_factor(tokens, own_means=self.loss.own_means, scale=scale)
         losses = {name: loss for name, loss in named.items() if loss.sum.requires_grad and loss.factor}
         seeds = []
         for loss in losses.values():
             n, weight = tokens, loss.weight
-            if loss.of_step and not self.loss.own_means:
-                assert batch.step_tokens is not None and batch.step_pairs is not None, "the step's sums are not known"
-                n, weight = batch.step_tokens, batch.step_pairs
+            if loss.of_step is not None and batch.of_step is not None:
+                n, weight = batch.of_step.tokens, batch.of_step.weights[loss.of_step]
             if loss.seeded:
                 seeds.append(torch.ones_like(loss.sum))
                 continue
@@ -152,7 +151,7 @@ class Pass:
             add()
 
     def _with_loss(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor]:
-        mask_BS, options, tokens = batch.loss_mask_BS, self.loss, _loss_tokens(batch)
+        mask_BS, options, tokens = batch.loss_mask_BS, self.loss, batch.whole_loss_tokens
         factor = loss_factor(tokens, own_means=options.own_means, scale=scale)
         if factor is not None:  # the loss computes its gradient in its forward pass: only the mask can scale it
             outputs = self.stage(received, dataclasses.replace(batch, loss_mask_BS=mask_BS.double() * factor))
@@ -160,11 +159,6 @@ class Pass:
             outputs = self.stage(received, batch)
         totals = loss_sums(outputs, batch, factor=factor, num_components=options.num_components)
         return outputs[:1], totals
-
-
-def _loss_tokens(batch: Microbatch) -> Tensor:
-    """Of the whole microbatch, on all ranks that share its rows."""
-    return batch.loss_mask_BS.sum() if batch.loss_tokens is None else batch.loss_tokens
 
 
 def _take_gradient(tensor: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ from trainer.layers.experts import Experts
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
 from trainer.models.preferences import LOSS_NAMES
-from trainer.models.stage import NO_PAIR, BufferedStage, LossFunction, Microbatch, joined
+from trainer.models.stage import BufferedStage, LossFunction, Microbatch, StepSums, joined
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
 from trainer.optim.model_buffers import STATE, ModelBuffers
@@ -341,14 +341,18 @@ class Engine:
         )
 
     def _with_step_sums(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
-        """Microbatches of pairs with the sums of the step that the loss of pairs begins with; others as they are."""
-        pairs = [batch.swapped_B for batch in microbatches if batch.swapped_B is not None]
-        if not pairs:
+        """Microbatches with the sums of the step that losses of other names begin with; as they are without such."""
+        weigh = next(iter(self.executor.stages.values())).loss_weights
+        weights = [weigh(batch) for batch in microbatches]
+        if not weights[0]:
             return microbatches
-        tokens = torch.stack([batch.loss_mask_BS.sum() for batch in microbatches]).sum()
-        sums = torch.stack((tokens, torch.stack([(x != NO_PAIR).sum() for x in pairs]).sum().to(tokens.dtype)))
-        tokens, rows = all_reduce_(sums, self.dp).unbind()
-        return [replace(batch, step_tokens=tokens, step_pairs=rows) for batch in microbatches]
+        parts = [
+            torch.stack((batch.whole_loss_tokens.double(), *(weight.double() for weight in own.values())))
+            for batch, own in zip(microbatches, weights, strict=True)
+        ]
+        tokens, *sums = all_reduce_(torch.stack(parts).sum(0), self.dp).unbind()
+        of_step = StepSums(tokens, dict(zip(weights[0], sums, strict=True)))
+        return [replace(batch, of_step=of_step) for batch in microbatches]
 
     def _scales(self, num_microbatches: int, *, own_means: bool) -> tuple[Tensor, Tensor | None]:
         """(loss scale of this step, what gradients are multiplied by).

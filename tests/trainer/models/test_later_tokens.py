@@ -33,7 +33,7 @@ from trainer.config.sections import (
 from trainer.models.family import family_of
 from trainer.models.gpt.cost import flops_per_token
 from trainer.models.gpt.memory import activation_bytes
-from trainer.models.gpt.mtp import later_tokens
+from trainer.models.gpt.mtp import later_counts, later_tokens
 from trainer.models.gpt.shape import gpt_shape
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import Group
@@ -109,6 +109,16 @@ def test_further_layers_with_experts_and_latents_in_every_layout():
         check_same_gradients(got, expected)
 
 
+@pytest.mark.parametrize("documents", [False, True])
+def test_microbatches_of_several_rows_change_nothing(documents):
+    """Though their rows have different numbers of loss tokens."""
+    config = config_of()
+    means, expected = _whole(config, documents=documents)
+    got_means, got = _whole(replace(config, train=replace(config.train, micro_batch=2)), documents=documents)
+    assert got_means == pytest.approx(means, rel=1e-12)
+    check_same_gradients(got, expected)
+
+
 def _steps(context, config):
     engine = layouts(context, config)
     reports = [engine.step(microbatches(engine, step), 1e-2).read() for step in range(3)]
@@ -134,11 +144,10 @@ def test_recomputation_changes_no_bit():
 
 
 def _twin(context, documents, average):
-    """The objective as a plain formula, with the model's own blocks."""
+    """The objective as a plain formula, with the model's own blocks: (of each depth sums and counts, gradients)."""
     engine = layouts(context, config_of())
-    model, total = engine.model, 0.0
+    model, total, further = engine.model, 0.0, ([], [])
     batches = microbatches(engine, 0)
-    means = []
     for batch in with_documents(batches) if documents else batches:
         x, branch = model._through_blocks((), batch)
         _, h = model.final_norm(x, branch)
@@ -155,22 +164,25 @@ def _twin(context, documents, average):
                     )
             h = model._deepen(depth, model._context(batch), model.embedding(tokens.long()), h)
             losses = F.cross_entropy(h @ model.head.weight[:250].T, labels.long(), reduction="none")
-            mean = (losses * mask).sum() / mask.sum()
-            means.append((mean.item(), n.item()))
-            total = total + 0.3 / 2 * mean * (1 if average == "megatron" else n)
+            further[k - 1].append(((losses * mask).sum(), mask.sum()))
+    means = []
+    for of_depth in further:
+        if average == "megatron":  # of the means of microbatches
+            of_depth = [(one / count, 1) for one, count in of_depth]
+        one, count = map(sum, zip(*of_depth, strict=True))
+        means.append((one / count).item())
+        n = sum(batch.loss_mask_BS.double().sum() for batch in batches) if average == "token" else len(batches)
+        total = total + 0.3 / 2 * n * one / count
     total.backward()
     return means, model.head.weight.grad[:250].numpy(), reduced(engine)
 
 
 @pytest.mark.parametrize(("documents", "average"), [(False, "megatron"), (True, "token")])
 def test_the_objective_is_the_mean_of_each_depth(documents, average):
-    """One microbatch after the other: means of masked losses, times factor / depths, and n in mode token."""
+    """One microbatch after the other: means of masked losses of the step, times factor / depths and tokens."""
     ((told, of_head, parts),) = run_ranks(_twin, 1, documents, average)
     means, expected = _whole(config_of(), documents=documents, average=average)
-    weights = [n if average == "token" else 1.0 for _, n in told]
-    for depth in range(2):
-        pairs = list(zip(told, weights, strict=True))[depth::2]
-        assert means[depth] == pytest.approx(sum(m * w for (m, _), w in pairs) / sum(w for _, w in pairs), rel=1e-10)
+    assert means == pytest.approx(told, rel=1e-10)
     check_same_gradients(expected, assemble(parts) | {"head.weight": of_head})
 
 
@@ -184,15 +196,15 @@ def test_tokens_of_a_depth_are_those_of_the_same_document():
         bounds=torch.tensor([0, 3, 8], dtype=torch.int32),
         longest=5,
     )
-    one, two = later_tokens(batch, 2, factor=0.5, cp=Group.single("cp"))
+    one, two = later_tokens(batch, ("mtp_1", "mtp_2"), factor=0.5, cp=Group.single("cp"))
     assert one.tokens_N.tolist() == [2, 3, 0, 5, 6, 7, 8, 0]
     assert two.labels_N.tolist() == [4, 0, 0, 7, 8, 9, 0, 0]
     assert (two.weight_N > 0).tolist() == [True, False, False, True, True, True, False, False]
-    assert one.weight_N.sum() == pytest.approx(0.25 * 7) and float(one.counted) == pytest.approx(0.25 * 7)
+    assert one.weight_N.sum() == pytest.approx(0.25 * 7)
+    assert [float(count) for count in later_counts(batch, 2, cp=Group.single("cp"))] == [6, 4]
     nothing = replace(batch, bounds=torch.arange(9, dtype=torch.int32))
-    assert all(
-        not x.weight_N.any() and not x.counted for x in later_tokens(nothing, 2, factor=1, cp=Group.single("cp"))
-    )
+    later = later_tokens(nothing, ("mtp_1", "mtp_2"), factor=1, cp=Group.single("cp"))
+    assert not any(x.weight_N.any() for x in later)
 
 
 def _with_own_loss(context):

@@ -168,6 +168,12 @@ def test_layouts_compute_what_one_rank_does(ranks, mesh, options, alone):
     _check_same(got, alone(MOE, documents))
 
 
+def test_microbatches_of_several_rows_change_nothing(alone):
+    """Though their rows have different numbers of loss tokens."""
+    config = _config()
+    _check_same(_whole(replace(config, train=replace(config.train, micro_batch=2)), 1), alone(MOE))
+
+
 # Every pair of these. Eight experts, four of them for a token, so that sums over slots have more than two terms.
 AXES = {
     "tp": (1, 2, 4), "sequence_parallel": (False, True), "cp": (1, 2), "pp": (1, 2), "dp": (1, 2, 4), "ep": (1, 2, 4),

@@ -128,6 +128,12 @@ class Bert(GPT):
         )
         return loss, torch.zeros_like(weight_N, dtype=losses_M.dtype).index_copy(0, masked_M, losses_M)
 
+    def loss_weights(self, batch: Microbatch) -> Mapping[str, Tensor]:
+        """See Stage: the rows with pairs."""
+        if not self.shape.binary_head or batch.swapped_B is None:
+            return {}
+        return {SENTENCE_LOSS: (batch.swapped_B != NO_PAIR).sum()}
+
     def logits(self, tokens_BS: Tensor, received: Tensors = ()) -> Tensor:
         """See `GPT`; of a head for rows those of each row: [B, classes]."""
         return (
@@ -262,7 +268,7 @@ def _computed_at(masked_M: Tensor, batch: Microbatch) -> Tensor:
 def _pair_loss(logits_B2: Tensor, swapped_B: Tensor) -> NamedLoss:
     wide = logits_B2.to(torch.promote_types(logits_B2.dtype, torch.float32))
     total = F.cross_entropy(wide, swapped_B, ignore_index=NO_PAIR, reduction="sum")
-    return NamedLoss(total, (swapped_B != NO_PAIR).sum(), of_step=True)
+    return NamedLoss(total, (swapped_B != NO_PAIR).sum(), of_step=SENTENCE_LOSS)
 
 
 build_bert = functools.partial(build_gpt, model=Bert)

@@ -41,13 +41,14 @@ from trainer.layers.rope import Rotation, Rotations, rotation
 from trainer.layers.router import RouterLosses, RowLayout
 from trainer.layers.shapes import AttentionShape, RopeShape
 from trainer.models.family import DecodeState
-from trainer.models.gpt.mtp import Depth, later_tokens
+from trainer.models.gpt.mtp import Depth, later_counts, later_tokens
 from trainer.models.gpt.params import parameter_table
 from trainer.models.gpt.shape import (
     GPTShape,
     attention_shape,
     decode_state,
     exchanges_tokens,
+    expert_losses,
     expert_shape,
     kinds,
     later_losses,
@@ -60,6 +61,7 @@ from trainer.parallel.conjugates import gather_columns
 from trainer.parallel.params import Place
 
 _EXPERT_BIAS = ".mlp.router.expert_bias"
+ROWS, TOKENS = "rows", "tokens"  # of a step, see GPT.loss_weights
 
 
 class Context(NamedTuple):
@@ -183,13 +185,14 @@ class Block(nn.Module):
         moe = self.moe
         assert moe is not None and batch.losses is not None and batch.counts is not None, "losses were measured"
         batch.counts[f"experts_{self.number}"] = losses.counts
-        for name, (total, weight), factor in (
-            ("balance", losses.balance, 0.0 if moe.balance == "none" else moe.balance_factor),
-            ("z", losses.z, moe.z_loss_factor),
+        balance_factor = 0.0 if moe.balance == "none" else moe.balance_factor
+        for name, (total, weight), factor, of_step in (
+            ("balance", losses.balance, balance_factor, None if moe.balance == "microbatch" else ROWS),
+            ("z", losses.z, moe.z_loss_factor, TOKENS),
         ):
             if factor:
                 weight_1 = torch.full((), weight, dtype=total.dtype, device=total.device)
-                batch.losses[f"{name}_{self.number}"] = NamedLoss(total, weight_1, factor)
+                batch.losses[f"{name}_{self.number}"] = NamedLoss(total, weight_1, factor, of_step)
 
     def _left(self, norm: Norm | None, branch_ND: Tensor) -> Tensor:
         if norm is not None:
@@ -322,13 +325,25 @@ class GPT(nn.Module):
     def _predict_later(self, hidden_ND: Tensor, batch: Microbatch, losses: dict[str, NamedLoss]) -> None:
         """The losses of later tokens, from what the head reads for the next ones."""
         context, shape = self._context(batch), self.shape
-        later = later_tokens(batch, shape.mtp_layers, factor=shape.mtp_factor, cp=self.cp)
-        for name, depth, tokens in zip(later_losses(shape), self.mtp.values(), later, strict=True):
+        names = later_losses(shape)
+        for name, depth, tokens in zip(
+            names, self.mtp.values(), later_tokens(batch, names, factor=shape.mtp_factor, cp=self.cp), strict=True
+        ):
             run = functools.partial(self._deepen, cast(Depth, depth), context)
             embedded_ND = cast(Depth, depth).drop_embedding(self._token_rows(tokens.tokens_N), context.places)
             hidden_ND = keep_input(run, embedded_ND, hidden_ND) if self.recomputes_all else run(embedded_ND, hidden_ND)
             total, *_ = self._loss(hidden_ND, tokens.labels_N, tokens.weight_N)
-            losses[name] = NamedLoss(total, tokens.counted, seeded=True)
+            losses[name] = NamedLoss(total, tokens.weight_N.sum(), seeded=True)
+
+    def loss_weights(self, batch: Microbatch) -> Mapping[str, Tensor]:
+        """See Stage: rows and all their tokens for the losses of experts, those that each depth predicts."""
+        shape, (rows, length), weights = self.shape, batch.tokens_BS.shape, dict[str, Tensor]()
+        if expert_losses(shape):
+            sizes = {ROWS: rows, TOKENS: rows * length * self.cp.size}
+            device = batch.tokens_BS.device
+            weights |= {name: torch.full((), float(size), device=device) for name, size in sizes.items()}
+        counted = later_counts(batch, shape.mtp_layers, cp=self.cp) if shape.mtp_layers else ()
+        return weights | dict(zip(later_losses(shape), counted, strict=True))
 
     @staticmethod
     def _deepen(depth: Depth, context: Context, embedded_ND: Tensor, hidden_ND: Tensor) -> Tensor:

@@ -5,14 +5,15 @@ tokens k places later, and predicts the labels k places later with the model's o
 same document, under context parallelism too: rows of whole numbers are gathered over cp first. Positions stay.
 
 The head computes its gradient in the forward pass, so weights of tokens say how the loss counts: with a mean over the
-depth's own tokens, times the microbatch's loss tokens, so that it comes out as a mean after the later division.
+depth's own tokens of the step, times the step's loss tokens, so that it comes out as a mean after the later division;
+those of the microbatch where the step's are not known (NamedLoss in models/stage.py).
 
 Shapes: B rows, S tokens of a row on this rank, T of the whole row, N = B * S tokens, D hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,33 +38,49 @@ class LaterTokens(NamedTuple):
 
     Args:
         tokens_N, labels_N: int64; 0 where there is none. weight_N: of each token's loss, see above.
-        counted: scalar, by which the sum of weighted losses is divided for their mean, over all ranks.
     """
 
     tokens_N: Tensor
     labels_N: Tensor
     weight_N: Tensor
-    counted: Tensor
 
 
-def later_tokens(batch: Microbatch, depths: int, *, factor: float, cp: Group) -> Iterator[LaterTokens]:
-    """Those of each depth, on this rank; `factor`: of the mean of their losses."""
-    own = batch.tokens_BS, batch.labels_BS, batch.loss_mask_BS.double()
-    mine_S = batch.columns_S
-    rows_of_cp = own if mine_S is None else tuple(gather_rows(x_BS, cp=cp) for x_BS in own)
-    rows, length = rows_of_cp[0].shape
-    document_BT = torch.arange(rows, device=rows_of_cp[0].device).unsqueeze(1).expand(rows, length)
+def later_tokens(batch: Microbatch, names: Sequence[str], *, factor: float, cp: Group) -> Iterator[LaterTokens]:
+    """Those of each depth, on this rank.
+
+    Args:
+        names: of the depths' losses. factor: of the mean of these.
+    """
+    mine_S, sums = batch.columns_S, batch.of_step
+    tokens_BT, labels_BT, mask_BT = _whole_rows(
+        batch, batch.tokens_BS, batch.labels_BS, batch.loss_mask_BS.double(), cp=cp
+    )
+    for depth, name in enumerate(names, 1):
+        later_BT = _later(batch, depth, *mask_BT.shape)
+        weight_BT = later_BT(mask_BT)
+        n, counted = (mask_BT.sum(), weight_BT.sum()) if sums is None else (sums.tokens, sums.weights[name])
+        weight_BT = weight_BT * torch.where(counted > 0, factor / len(names) * n / counted, 0.0)
+        whole_rows = (later_BT(tokens_BT), later_BT(labels_BT), weight_BT)
+        yield LaterTokens(*((x_BT if mine_S is None else x_BT[:, mine_S]).flatten() for x_BT in whole_rows))
+
+
+def later_counts(batch: Microbatch, depths: int, *, cp: Group) -> list[Tensor]:
+    """The sum of the mask over what each depth predicts, in whole rows: fp64 scalars."""
+    (mask_BT,) = _whole_rows(batch, batch.loss_mask_BS.double(), cp=cp)
+    return [_later(batch, depth, *mask_BT.shape)(mask_BT).sum() for depth in range(1, depths + 1)]
+
+
+def _whole_rows(batch: Microbatch, *of_rank: Tensor, cp: Group) -> tuple[Tensor, ...]:
+    return of_rank if batch.columns_S is None else tuple(gather_rows(x_BS, cp=cp) for x_BS in of_rank)
+
+
+def _later(batch: Microbatch, depth: int, rows: int, length: int) -> Callable[[Tensor], Tensor]:
+    """A function that gives each token what is `depth` places later in its document, or 0: [B, T] -> [B, T]."""
+    document_BT = torch.arange(rows, device=batch.tokens_BS.device).unsqueeze(1).expand(rows, length)
     if batch.bounds is not None:
         document_BT = Documents(batch.bounds, batch.longest).numbers(rows, length)
-    n, own_n = rows_of_cp[2].sum(), own[2].sum()
-    for depth in range(1, depths + 1):
-        there_BT = F.pad(document_BT[:, depth:] == document_BT[:, :-depth], (0, depth))
-        tokens_BT, labels_BT, mask_BT = (F.pad(x_BT[:, depth:], (0, depth)) * there_BT for x_BT in rows_of_cp)
-        counted, share = mask_BT.sum(), factor / depths
-        weight_BT = mask_BT * torch.where(counted > 0, share * n / counted, 0.0)
-        whole_rows = (tokens_BT, labels_BT, weight_BT)
-        tokens_N, labels_N, weight_N = ((x_BT if mine_S is None else x_BT[:, mine_S]).flatten() for x_BT in whole_rows)
-        yield LaterTokens(tokens_N, labels_N, weight_N, torch.where(counted > 0, share * own_n, 0.0))
+    there_BT = F.pad(document_BT[:, depth:] == document_BT[:, :-depth], (0, depth))
+    return lambda x_BT: F.pad(x_BT[:, depth:], (0, depth)) * there_BT
 
 
 class Depth(nn.Module):

@@ -384,6 +384,11 @@ def blocks_with_experts(shape: GPTShape, *, further: bool = False) -> list[int]:
 
 def losses(shape: GPTShape) -> tuple[str, ...]:
     """See `Family`."""
+    return (*expert_losses(shape), *later_losses(shape))
+
+
+def expert_losses(shape: GPTShape) -> tuple[str, ...]:
+    """Those of the routers of blocks with experts."""
     names: list[str] = []
     if shape.moe is not None:
         blocks = blocks_with_experts(shape, further=True)
@@ -391,7 +396,7 @@ def losses(shape: GPTShape) -> tuple[str, ...]:
             names += [f"balance_{number}" for number in blocks]
         if shape.moe.z_loss_factor:
             names += [f"z_{number}" for number in blocks]
-    return (*names, *later_losses(shape))
+    return tuple(names)
 
 
 def later_losses(shape: GPTShape) -> tuple[str, ...]:
