@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Ask the server for its model, and converse."""
+    if arguments.complete and arguments.system:
+        raise UsageError("--system has no effect with --complete, which continues lines", fix="leave one of them out")
     key = os.environ.get(KEY, "") if arguments.api_key is None else arguments.api_key
     server = RemoteServer(arguments.host, key=key)
     name = arguments.model or server.model()

@@ -150,6 +150,7 @@ def test_a_stop_while_a_request_is_sent_hangs_up(folder):
         (("chat", "MODEL", "--chat-template", "plain", "--max-tokens", "300"), 2, "the context of tiny is 256 tokens"),
         (("client", "127.0.0.1:9"), 2, "nothing answers at 127.0.0.1:9"),
         (("client", "http://[", "--complete"), 2, "http://[ is not a server address"),
+        (("client", "URL", "--complete", "--system", "Be brief."), 2, "--system has no effect with --complete"),
         (("client", "URL", "--model", "other"), 2, 'unknown model "other"'),
         (("client", "URL", "--api-key", "KEY", "--top-k", "-2"), 2, "top_k is -2"),
     ],
