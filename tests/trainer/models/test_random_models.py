@@ -1,0 +1,231 @@
+"""Models with many options drawn together, in layouts drawn with them, against one rank with microbatches of a row.
+
+Other tests take one option, or each pair of some; faults of three that meet are found here. The rows of a batch differ
+in their loss tokens. Draws that `check` refuses are drawn again. MDATA_SOAK multiplies their number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.examples import SOAK
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import (
+    assemble,
+    check_same_gradients,
+    layouts,
+    logical,
+    microbatches,
+    reduced,
+    small_config,
+    with_documents,
+)
+from trainer.config.sections import (
+    GPTNeoXSection,
+    MambaSection,
+    MeshSection,
+    MLASection,
+    ModelSection,
+    MoESection,
+    MTPSection,
+    OptimizerSection,
+    RecomputeSection,
+    RunConfig,
+)
+from trainer.plan.check import check
+
+ANY: Mapping[str, Sequence[Any]] = {
+    "num_layers": (1, 2, 3, 4, 5),
+    "hidden_size": (16, 32, 48),
+    "num_heads": (2, 4, 8),
+    "num_kv_heads": (1, 2, 4, 8),
+    "head_dim": (4, 8),
+    "vocab_size": (251, 256, 257),
+    "ffn_hidden_size": (16, 32, 40, 48),
+    "norm": ("rmsnorm", "layernorm"),
+    "activation": ("swiglu", "geglu", "geglu_tanh", "quick_geglu", "gelu", "gelu_erf", "relu", "squared_relu"),
+    "position": ("rope", "rope", "learned", "alibi", "none"),
+    "tie_embeddings": (False, True),
+    "bias": (False, True, "qkv"),
+}
+SOMETIMES: Mapping[str, Sequence[Any]] = {
+    "rope_fraction": (0.5,),
+    "rope_interleaved": (True,),
+    "rope_interval": (2, 3),
+    "qk_norm": (True, "own_head", "all_heads"),
+    "window": (1, 3, 5, 40),
+    "window_interval": (2, 3),
+    "attention_sinks": ("zero", "learned"),
+    "attention_softcap": (2.0,),
+    "attention_scale": (0.3,),
+    "logit_softcap": (3.0,),
+    "logit_scale": (0.5,),
+    "embedding_multiplier": (2.0,),
+    "residual_multiplier": (0.5,),
+    "norm_zero_centered": (True,),
+    "norm_bias": (False,),
+    "block_norm": ("output", "both"),
+    "hidden_dropout": (0.2,),
+    "attention_dropout": (0.1,),
+    "activation_clamp": (0.5,),
+    "activation_offset": (1.0,),
+}
+SCALINGS = ("linear", "ntk", "yarn", "llama3")
+OFTEN, RARELY = 0.4, 0.15
+
+
+def _drawn(chance: random.Random) -> tuple[RunConfig, int, bool]:
+    """(configuration, ranks, whether rows have documents); `check` may refuse it."""
+    pick = chance.choice
+    ranks = pick((2, 4, 4))
+    tp, cp, pp = pick(
+        [sizes for sizes in itertools.product((1, 2, 4), (1, 1, 2), (1, 2, 4)) if ranks % np.prod(sizes) == 0]
+    )
+    model = _model(chance)
+    mesh: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "sequence_parallel": tp > 1 and chance.random() < 0.6}
+    if pp > 1:
+        mesh["schedule"] = pick(("1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"))
+        mesh["stage_balance"] = pick(("layers", "flops"))
+    if model.moe is not None:
+        mesh |= {
+            "ep": pick((1, 2, 4)),
+            "etp": pick((None, None, 1)),
+            "expert_dispatch": pick(("auto", "gather", "all_to_all")),
+        }
+    sharding, recompute = pick(("state", "none", "gradients", "parameters")), pick(("none", "selective", "full"))
+    overlap = {f"overlap_{name}": pick((False, True)) for name in ("grad_reduce", "param_gather")}
+    method = {"method": pick(("uniform", "block")), "layers": pick((1, 2))} if recompute == "full" else {}
+    base, documents = small_config("llama"), chance.random() < OFTEN
+    config = replace(
+        base,
+        model=model,
+        mesh=MeshSection(**mesh),
+        optimizer=OptimizerSection(lr=1e-3, sharding=sharding, **overlap),
+        recompute=RecomputeSection(mode=recompute, **method),
+        train=replace(base.train, micro_batch=pick((1, 1, 2)), global_batch=8),
+        data=replace(base.data, document_masks=documents),
+    )
+    return config, ranks, documents
+
+
+def _model(chance: random.Random) -> ModelSection:
+    pick = chance.choice
+    family = pick(("gpt", "gpt", "gpt", "gpt_neox", "mamba"))
+    values = {name: pick(options) for name, options in ANY.items()} | {"family": family}
+    values |= {name: pick(options) for name, options in SOMETIMES.items() if chance.random() < RARELY}
+    if values["position"] == "rope" and chance.random() < RARELY:
+        values |= {"rope_scaling": pick(SCALINGS), "rope_factor": 2.0, "rope_original_length": 8}
+    if family == "gpt_neox":
+        values["gpt_neox"] = GPTNeoXSection(
+            parallel_residual=pick((True, True, False)), shared_norm=pick((False, True))
+        )
+    if family == "mamba":
+        pattern = "".join(pick("MMM*-E") for _ in range(values["num_layers"]))
+        values["mamba"] = MambaSection(
+            pattern=pattern,
+            num_heads=pick((4, 8)),
+            head_dim=pick((4, 8)),
+            num_groups=pick((1, 2, 4)),
+            state_size=pick((4, 8)),
+            conv_kernel=pick((2, 4)),
+            chunk_size=pick((2, 4, 8)),
+        )
+        values["moe"] = _experts(chance) if "E" in pattern else None
+    if family == "gpt" and chance.random() < OFTEN:
+        values["moe"] = _experts(chance)
+    if family == "gpt" and chance.random() < RARELY:
+        ranks = {"q_lora_rank": pick((None, 12)), "kv_lora_rank": 16, "v_head_dim": pick((4, 6))}
+        values["mla"] = MLASection(qk_nope_head_dim=pick((4, 8)), qk_rope_head_dim=4, **ranks)
+        values |= {"head_dim": None, "num_kv_heads": None}
+    if family == "gpt" and chance.random() < RARELY:
+        values["mtp"] = MTPSection(num_layers=pick((1, 2)), loss_factor=0.3)
+    return ModelSection(**values)
+
+
+def _experts(chance: random.Random) -> MoESection:
+    pick, values = chance.choice, dict[str, Any]()
+    score = pick(("softmax", "sigmoid"))
+    if chance.random() < OFTEN:
+        values |= {"capacity_factor": pick((0.5, 1.0, 2.0)), "drop": pick(("weight", "position"))}
+    if chance.random() < OFTEN:
+        values |= {"shared_ffn_hidden_size": pick((8, 16)), "shared_gate": pick((False, True))}
+    if chance.random() < RARELY:
+        values |= {"groups": 2, "groups_per_token": 1, "group_score": pick(("sum", "max"))}
+    return MoESection(
+        num_experts=pick((2, 4, 8)),
+        top_k=pick((1, 2, 3)),
+        ffn_hidden_size=pick((8, 16)),
+        interval=pick((1, 1, 2)),
+        score=score,
+        normalize_weights=pick((False, True)),
+        weight_scale=pick((None, 2.5)),
+        expert_bias=score == "sigmoid" and pick((False, True)),
+        balance=pick(("sequence", "none")),
+        balance_factor=pick((0.0, 0.1, 1.0)),
+        z_loss_factor=pick((0.0, 0.01)),
+        **values,
+    )
+
+
+def _valid(seed: int) -> Iterator[tuple[RunConfig, int, bool]]:
+    chance = random.Random(seed)
+    while True:
+        config, ranks, documents = _drawn(chance)
+        if not check(config, ranks, facts=None) and not check(_alone(config), 1, facts=None):
+            yield config, ranks, documents
+
+
+def _alone(config: RunConfig) -> RunConfig:
+    optimizer = replace(config.optimizer, sharding="none", overlap_grad_reduce=False, overlap_param_gather=False)
+    train = replace(config.train, micro_batch=1)
+    return replace(config, mesh=MeshSection(), optimizer=optimizer, recompute=RecomputeSection(), train=train)
+
+
+def _trained(context: Any, config: RunConfig, documents: bool) -> dict[str, Any]:
+    """Gradients of a step, and what two steps report and make of buffers."""
+    engine = layouts(context, config)
+    batches = [microbatches(engine, step) for step in range(2)]
+    if documents:
+        batches = [with_documents(batch) for batch in batches]
+    engine.add_gradients(batches[0])
+    gradients = reduced(engine)
+    engine.buffers.forget()
+    reports = [engine.step(batch, 1e-3).read() for batch in batches]
+    buffers = engine.model_buffers
+    return {
+        "gradients": gradients,
+        "buffers": [] if buffers is None else logical(buffers.holds, buffers.values),
+        "numbers": [{"loss": one.loss, "norm": one.grad_norm} | one.named_losses for one in reports],
+    }
+
+
+def _whole(config: RunConfig, ranks: int, documents: bool) -> dict[str, Any]:
+    results = run_ranks(_trained, ranks, config, documents)
+    parts = {key: assemble([part for one in results for part in one[key]]) for key in ("gradients", "buffers")}
+    return results[0] | parts
+
+
+@pytest.mark.parametrize("seed", range(5 * SOAK))
+def test_a_random_model_in_a_random_layout_is_that_of_one_rank(seed: int) -> None:
+    config, ranks, documents = next(_valid(seed))
+    changed = {
+        (field.name, value)
+        for section in (config.model, config.mesh, config.optimizer, config.recompute)
+        for field in dataclasses.fields(section)
+        if (value := getattr(section, field.name)) is not None
+    }
+    print(sorted(changed, key=str), ranks, documents)  # shown where it fails
+    expected, got = _whole(_alone(config), 1, documents), _whole(config, ranks, documents)
+    check_same_gradients(got["gradients"], expected["gradients"])
+    for one, other in zip(got["numbers"], expected["numbers"], strict=True):
+        assert one == pytest.approx(other, rel=1e-9)
+    for name, values in expected["buffers"].items():
+        np.testing.assert_array_equal(got["buffers"][name], values, err_msg=name)
