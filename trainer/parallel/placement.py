@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from mdata import UsageError
 
+LAUNCHERS = "start through torchrun, srun or mtrain train --nproc N"
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # of Open MPI and MPICH
 FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems assign ports
 
 
@@ -38,8 +40,22 @@ def find_placement(env: Mapping[str, str]) -> Placement | None:
     """The placement given by torchrun or Slurm; None if neither started this process.
 
     Raises:
-        UsageError: the launcher's variables are incomplete or not numbers.
+        UsageError: the launcher's variables are incomplete, not numbers, or contradict each other; another launcher has
+            started several processes.
     """
+    place = _started(env)
+    if place is not None and place.rank >= place.world_size:
+        found, expected = f"rank {place.rank} of {place.world_size}", f"a rank from 0 to {place.world_size - 1}"
+        raise UsageError(
+            "the launcher's variables contradict each other", found=found, expected=expected, fix=LAUNCHERS
+        )
+    for name in MPI_SIZES:  # each process would train alone, in one folder
+        if place is None and env.get(name, "1") not in ("", "1"):
+            raise UsageError("ranks cannot be started by mpirun", found=f"{name}={env[name]}", fix=LAUNCHERS)
+    return place
+
+
+def _started(env: Mapping[str, str]) -> Placement | None:
     if "RANK" in env and "WORLD_SIZE" in env:
         return Placement(
             rank=_number(env, "RANK"),
@@ -113,6 +129,6 @@ def _number(env: Mapping[str, str], name: str, default: str | None = None) -> in
     text = env.get(name, default)
     if text is None or not text.isdecimal():
         shown = "nothing" if text is None else repr(text)
-        fix = "start through torchrun, srun or mtrain train --nproc N"
-        raise UsageError(f"the launcher's variable {name} is not usable", found=shown, expected="a number", fix=fix)
+        problem = f"the launcher's variable {name} is not usable"
+        raise UsageError(problem, found=shown, expected="a number", fix=LAUNCHERS)
     return int(text)

@@ -29,6 +29,22 @@ def test_torchrun_wins_inside_a_slurm_job() -> None:
     assert place is not None and place.rank == 5
 
 
+def test_a_rank_beyond_the_last_one_is_refused() -> None:
+    """It would wait for others until the end of run.join_minutes."""
+    with pytest.raises(UsageError, match=r"rank 5 of 2\s+expected: a rank from 0 to 1"):
+        find_placement(TORCHRUN | {"WORLD_SIZE": "2"})
+    with pytest.raises(UsageError, match="rank 16 of 16"):
+        find_placement(STEP | {"SLURM_PROCID": "16"})
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_ranks_of_mpirun_are_refused(name) -> None:
+    with pytest.raises(UsageError, match=rf"mpirun\s+found: {name}=4"):
+        find_placement({name: "4"})
+    assert find_placement({name: "1"}) is None
+    assert find_placement(STEP | {name: "4"}) is not None, "srun sets it for MPI"
+
+
 def test_a_slurm_step() -> None:
     assert find_placement(STEP) == Placement(
         rank=9,
