@@ -38,7 +38,7 @@ def sbatch(options: Sequence[str], script: Path) -> str:
     answer = run_slurm(["sbatch", "--parsable", *options, str(script)]).strip()
     job_id = answer.rpartition("\n")[2].split(";")[0]  # a site's sbatch may print lines of its own before it
     if not job_id.isdecimal():
-        fix = "see with squeue --me whether the job was submitted; ask the site about its sbatch"
+        fix = "see with squeue whether the job was submitted; ask the site about its sbatch"
         raise ResourceError("sbatch printed no job id", found=answer[-200:] or "nothing", fix=fix)
     return job_id
 
