@@ -234,10 +234,13 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     dp = world_size // model
     part = train.micro_batch * dp
     if train.global_batch % part:
+        remedy = f"choose a multiple, such as {round_up(train.global_batch, part)}"
+        if train.global_batch % dp == 0:
+            rows = max(size for size in common_divisors(train.global_batch // dp) if size <= train.micro_batch)
+            remedy = f"set train.micro_batch={rows}, or {remedy}"
         yield (
             f"train.global_batch={train.global_batch} is not a multiple of "
-            f"train.micro_batch={train.micro_batch} x {counted(dp, 'data-parallel rank')}; "
-            f"choose a multiple, such as {round_up(train.global_batch, part)}"
+            f"train.micro_batch={train.micro_batch} x {counted(dp, 'data-parallel rank')}; {remedy}"
         )
     yield from _ramp_problems(config.train, part)
 

@@ -252,6 +252,12 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             "choose a multiple, such as 12",
         ),
         (
+            {"train": {"global_batch": 6, "micro_batch": 4}},
+            4,
+            "train.global_batch=6 is not a multiple of train.micro_batch=4 x 2 data-parallel ranks; "
+            "set train.micro_batch=3, or choose a multiple, such as 8",
+        ),
+        (
             {"model": {"hidden_size": 66}},
             2,
             "model.hidden_size=66 is not a multiple of model.num_heads=4; choose a multiple, such as 68, "
