@@ -1,7 +1,8 @@
 """Models with many options drawn together, in layouts drawn with them, against one rank with microbatches of a row.
 
-Other tests take one option, or each pair of some; faults of three that meet are found here. The rows of a batch differ
-in their loss tokens. Draws that `check` refuses are drawn again. MDATA_SOAK multiplies their number.
+A checkpoint of each is also read in another drawn layout. Other tests take one option, or each pair of some; faults of
+three that meet are found here. The rows of a batch differ in their loss tokens. Draws that `check` refuses are drawn
+again. MDATA_SOAK multiplies their number.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,11 @@ from tests.trainer.engines import (
     logical,
     microbatches,
     reduced,
+    save_engine,
     small_config,
     with_documents,
 )
+from trainer.checkpoint.format import RunState
 from trainer.config.sections import (
     GPTNeoXSection,
     MambaSection,
@@ -41,6 +45,7 @@ from trainer.config.sections import (
     RunConfig,
 )
 from trainer.plan.check import check
+from trainer.run.engine import Engine
 
 ANY: Mapping[str, Sequence[Any]] = {
     "num_layers": (1, 2, 3, 4, 5),
@@ -213,6 +218,7 @@ def _whole(config: RunConfig, ranks: int, documents: bool) -> dict[str, Any]:
     return results[0] | parts
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(5 * SOAK))
 def test_a_random_model_in_a_random_layout_is_that_of_one_rank(seed: int) -> None:
     config, ranks, documents = next(_valid(seed))
@@ -229,3 +235,63 @@ def test_a_random_model_in_a_random_layout_is_that_of_one_rank(seed: int) -> Non
         assert one == pytest.approx(other, rel=1e-9)
     for name, values in expected["buffers"].items():
         np.testing.assert_array_equal(got["buffers"][name], values, err_msg=name)
+
+
+def _two_layouts(seed: int) -> list[tuple[RunConfig, int]]:
+    """Of one random model, in fp32 and without documents, with their ranks."""
+    chance = random.Random(seed)
+    while True:
+        drawn = [_drawn(chance) for _ in range(2)]
+        (first, *_), rule = drawn[0], chance.choice(("adamw", "sgd", "muon"))
+        both = [
+            (
+                replace(
+                    config,
+                    model=first.model,
+                    data=first.data,
+                    optimizer=replace(config.optimizer, name=rule),
+                    precision=replace(config.precision, dtype="fp32"),
+                ),
+                ranks,
+            )
+            for config, ranks, _ in drawn
+        ]
+        if not any(check(config, ranks, facts=None) for config, ranks in both):
+            return both
+
+
+def _held(engine: Engine) -> list[tuple[str, Any, np.ndarray]]:
+    optimizer, buffers = engine.optimizer, engine.model_buffers
+    parts = [] if buffers is None else logical(buffers.holds, buffers.values)
+    for kind, values in optimizer.state.items():
+        parts += [(f"{kind}/{name}", *rest) for name, *rest in logical(optimizer.owns[kind], values)]
+    return parts
+
+
+def _saved(context: Any, config: RunConfig, root: Path) -> Any:
+    engine = layouts(context, config)
+    for step in range(2):
+        engine.step(microbatches(engine, step), 1e-3).read()
+    run = RunState(step=2, consumed_samples=16, data_id="id", data={}, optimizer_steps=2, config="x = 1\n")
+    save_engine(engine, root, run=run)
+    return _held(engine), engine.step(microbatches(engine, 2), 1e-3).read().loss
+
+
+def _read(context: Any, config: RunConfig, folder: Path) -> Any:
+    engine = layouts(context, config, fresh=False)
+    engine.load(folder)
+    return _held(engine), engine.step(microbatches(engine, 2), 1e-3).read().loss
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(2 * SOAK))
+def test_a_checkpoint_of_a_random_model_is_read_in_another_layout(seed: int, tmp_path: Path) -> None:
+    (config, ranks), (other, of_other) = _two_layouts(seed)
+    print(config, ranks, other, of_other)  # shown where it fails
+    saved = run_ranks(_saved, ranks, config, tmp_path)
+    read = run_ranks(_read, of_other, other, tmp_path / "step-2")
+    expected, found = (assemble([part for parts, _ in results for part in parts]) for results in (saved, read))
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    assert read[0][1] == pytest.approx(saved[0][1], rel=1e-4)
