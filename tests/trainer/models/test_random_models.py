@@ -1,8 +1,8 @@
 """Models with many options drawn together, in layouts drawn with them, against one rank with microbatches of a row.
 
-A checkpoint of each is also read in another drawn layout. Other tests take one option, or each pair of some; faults of
-three that meet are found here. The rows of a batch differ in their loss tokens. Draws that `check` refuses are drawn
-again. MDATA_SOAK multiplies their number.
+A checkpoint of each is also read in another drawn layout, and each generates with any cache what its twin without one
+does. Other tests take one option, or each pair of some; faults of three that meet are found here. The rows of a batch
+differ in their loss tokens. Draws that `check` refuses are drawn again. MDATA_SOAK multiplies their number.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.helpers.examples import SOAK
 from tests.helpers.ranks import run_ranks
@@ -31,6 +32,7 @@ from tests.trainer.engines import (
     small_config,
     with_documents,
 )
+from tests.trainer.tasks import test_engine
 from trainer.checkpoint.format import RunState
 from trainer.config.sections import (
     GPTNeoXSection,
@@ -44,8 +46,15 @@ from trainer.config.sections import (
     RecomputeSection,
     RunConfig,
 )
+from trainer.models.family import family_of
+from trainer.parallel.init import ElementRange, initialize_
+from trainer.parallel.mesh import mesh_of
+from trainer.parallel.params import Place
 from trainer.plan.check import check
+from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
+from trainer.tasks.engine import DecodeEngine
+from trainer.tasks.loaded_model import Model
 
 ANY: Mapping[str, Sequence[Any]] = {
     "num_layers": (1, 2, 3, 4, 5),
@@ -295,3 +304,52 @@ def test_a_checkpoint_of_a_random_model_is_read_in_another_layout(seed: int, tmp
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
     assert read[0][1] == pytest.approx(saved[0][1], rel=1e-4)
+
+
+def _generates(context: Any, config: RunConfig, seed: int) -> None:
+    """Against the twin that computes whole contexts, with drawn sizes of batches, chunks and pages."""
+    chance, family, shape = random.Random(seed), family_of(config), make_plan(config, context.world, facts=None).shape
+    world = context.join(mesh_of(config, context.world))
+    tp = world.groups["tp"]
+    place = Place(tp_rank=tp.rank, tp_size=tp.size)
+    module = family.build(shape, place, groups={"tp": tp}, dtype=torch.float32, device=world.device)
+    named = dict(module.named_parameters())
+    for spec in family.parameters(shape, module.place):
+        if spec.name in named:  # the others are buffers
+            initialize_([ElementRange(spec, 0, spec.numel, named[spec.name].data.view(-1))], seed=3)
+    for values in module.buffers():
+        values.copy_(torch.linspace(-0.1, 0.1, values.numel()).view_as(values))
+    sizes = {"vocab_size": shape.vocab_size, "rows": shape.vocab_size, "context": test_engine.CONTEXT}
+    model = Model(module=module, world=world, ends=frozenset((test_engine.END,)), **sizes)
+    asked = test_engine.requests(6)
+    wanted = test_engine.twins(model, asked)
+    for cache_tokens in (None, 60):
+        engine = DecodeEngine(
+            model,
+            max_batch=chance.choice((1, 3, 6)),
+            prefill_chunk=chance.choice((5, 7, 512)),
+            page_tokens=chance.choice((1, 2, 4, 16)),
+            cache_tokens=cache_tokens,
+        )
+        test_engine.compare(test_engine.run(engine, asked), wanted)
+
+
+def _generator(seed: int) -> tuple[RunConfig, int]:
+    """(configuration, ranks) of a random model that drops nothing."""
+    chance, base = random.Random(seed), small_config("llama")
+    while True:
+        model = _model(chance)
+        moe = model.moe and replace(model.moe, capacity_factor=None, drop="weight")
+        model = replace(model, moe=moe, mtp=None, hidden_dropout=0.0, attention_dropout=0.0)
+        tp, train = chance.choice((1, 2)), replace(base.train, sequence_length=test_engine.CONTEXT)
+        config = replace(base, model=model, mesh=MeshSection(tp=tp), train=train)
+        if not check(config, tp, facts=None):
+            return config, tp
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(3 * SOAK))
+def test_a_random_model_generates_what_whole_contexts_give(seed: int) -> None:
+    config, ranks = _generator(seed)
+    print(config.model, ranks)  # shown where it fails
+    run_ranks(_generates, ranks, config, seed)
