@@ -35,6 +35,7 @@ from tests.trainer.convert.hf_models import (
     SIZES,
     TOKENIZERS,
     YARN,
+    config,
     save,
     save_tokenizer,
     save_tokenizer_of,
@@ -128,6 +129,16 @@ def test_both_write_the_same_greedy_text(name, tmp_path):
         if ties.common(answer.tokens, theirs, gap=gaps.__getitem__, row=prompt) == len(theirs):
             assert tokenizer.decode(found.sequences[0], skip_special_tokens=True) == prompt + answer.text
     ties.check()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo3", "cohere2", "gpt_oss"])
+def test_a_model_without_windows_of_a_class_with_windows_runs_there(name, tmp_path):
+    """The conversion itself compares the logits of both sides."""
+    layers = config(name).num_hidden_layers
+    theirs = save(name, tmp_path / "theirs", layer_types=["full_attention"] * layers)
+    convert(theirs, tmp_path / "ours", options=NATIVE)
+    convert(tmp_path / "ours", tmp_path / "back", options=HF)
+    assert same(weights(theirs), weights(tmp_path / "back"))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "qwen2_moe"])

@@ -124,7 +124,8 @@ def window_json(kind: str, keys: Json) -> dict[str, Any]:
         off = {"use_sliding_window": False, "sliding_window": None}
         return off | ({} if kind == "smollm3" else {"max_window_layers": layers})
     are_full = [not window or (every > 0 and number % every == 0) for number in range(1, layers + 1)]
-    listed = {"sliding_window": window, "layer_types": [_ATTENTIONS[not is_full] for is_full in are_full]}
+    unused = keys["max_position"]  # transformers makes a mask for a window even if no layer has one
+    listed = {"sliding_window": window or unused, "layer_types": [_ATTENTIONS[not is_full] for is_full in are_full]}
     if kind in _EVERY:
         return listed
     return {"use_sliding_window": True, **listed} | ({} if kind == "smollm3" else {"max_window_layers": 0})
