@@ -516,6 +516,17 @@ def test_experts_are_exported_as_the_page_says(keys, named):
     assert f"| {named} |" in PAGE.read_text()
 
 
+def test_heads_of_olmoe_have_no_size_of_their_own(tmp_path):
+    """Its norms of queries and keys are of hidden_size in transformers."""
+    keys = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "head_dim": 16, "qk_norm": "all_heads", "moe": MOE}
+    with pytest.raises(UsageError, match="head_dim"):
+        to_hf(model_config(keys, where="", context=32), 50)
+    save("olmoe", tmp_path)
+    _rewrite(tmp_path, head_dim=16)
+    with pytest.raises(UsageError, match=r"head_dim = 16 is not supported; supported is 8"):
+        open_model(tmp_path)
+
+
 def test_the_sizes_of_the_page_on_experts_can_be_exported():
     blocks = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     keys = tomllib.loads(next(block for block in blocks if "num_layers" in block))["model"]

@@ -367,6 +367,8 @@ def _moe(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     """Keys of [model.moe]."""
     for name, neutral in (("router_jitter_noise", 0.0), ("clip_qkv", None), ("use_sliding_window", False)):
         demand(settings, name, neutral, problems)
+    if kind == "olmoe" and settings["head_dim"]:
+        demand(settings, "head_dim", settings["hidden_size"] // settings["num_attention_heads"], problems)
     keys = {ours: settings[name] for name, ours in _OF_EXPERTS[kind].items()}
     keys |= {"top_k": settings["num_experts_per_tok"], "normalize_weights": settings.get("norm_topk_prob", True)}
     keys |= {"balance_factor": settings["router_aux_loss_coef"], "shared_gate": kind == "qwen2_moe"}
@@ -424,6 +426,8 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
     scale = keys["attention_scale"] or keys["head_dim"] ** -0.5
     if kind in _OF_EXPERTS:
         written |= _moe_json(kind, keys)
+    if kind == "olmoe":
+        del written["head_dim"]  # its norms of queries and keys are of hidden_size, so heads have no other size
     if kind in _BIASED:
         written |= {"attention_bias": keys["bias"] is True, "mlp_bias": keys["bias"] is True}
     if kind in _WINDOWED:
