@@ -516,6 +516,16 @@ def test_experts_are_exported_as_the_page_says(keys, named):
     assert f"| {named} |" in PAGE.read_text()
 
 
+def test_a_softcap_of_scores_that_gemma_3_does_not_compute_is_refused(tmp_path):
+    save("gemma3", tmp_path)
+    ours = open_model(tmp_path).config
+    with pytest.raises(UsageError, match=r"gemma3_text cannot express this model\s+found: .*attention_softcap"):
+        to_hf(replace(ours, model=replace(ours.model, attention_softcap=5.0)), 50)
+    _rewrite(tmp_path, attn_logit_softcapping=5.0)
+    with pytest.raises(UsageError, match=r"attn_logit_softcapping = 5.0 is not supported; supported is None"):
+        open_model(tmp_path)
+
+
 def test_heads_of_olmoe_have_no_size_of_their_own(tmp_path):
     """Its norms of queries and keys are of hidden_size in transformers."""
     keys = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "head_dim": 16, "qk_norm": "all_heads", "moe": MOE}

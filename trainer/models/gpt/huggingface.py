@@ -344,6 +344,8 @@ def _llama(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
         keys["embedding_multiplier"] = settings["hidden_size"] ** 0.5
         keys["attention_scale"] = settings["query_pre_attn_scalar"] ** -0.5
         keys["logit_softcap"], keys["attention_softcap"] = (settings[name] for name in _AMOUNTS)
+        if kind == "gemma3_text":  # transformers computes no softcap of its scores, whatever this says
+            demand(settings, _AMOUNTS[1], None, problems)
     return keys
 
 
@@ -443,7 +445,8 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
         written |= {"logits_scaling": 1 / keys["logit_scale"], "attention_multiplier": scale}
     elif name == "hidden_activation":
         written |= {"query_pre_attn_scalar": max(1, round(scale**-2))}
-        written |= dict(zip(_AMOUNTS, (keys["logit_softcap"], keys["attention_softcap"]), strict=True))
+        of_scores = keys["attention_softcap"] if kind == "gemma2" else None
+        written |= dict(zip(_AMOUNTS, (keys["logit_softcap"], of_scores), strict=True))
     if kind == "phi3":
         is_long = keys.get("rope_scaling") == "longrope"  # it has no other scaling
         original = keys["rope_original_length"] if is_long else keys["max_position"]
