@@ -27,11 +27,10 @@ from tests.trainer.engines import (
     layouts,
     logical,
     microbatches,
-    reduced,
     save_engine,
     small_config,
-    with_documents,
 )
+from tests.trainer.models import test_moe
 from tests.trainer.tasks import test_engine
 from trainer.checkpoint.format import RunState
 from trainer.config.sections import (
@@ -203,30 +202,6 @@ def _alone(config: RunConfig) -> RunConfig:
     return replace(config, mesh=MeshSection(), optimizer=optimizer, recompute=RecomputeSection(), train=train)
 
 
-def _trained(context: Any, config: RunConfig, documents: bool) -> dict[str, Any]:
-    """Gradients of a step, and what two steps report and make of buffers."""
-    engine = layouts(context, config)
-    batches = [microbatches(engine, step) for step in range(2)]
-    if documents:
-        batches = [with_documents(batch) for batch in batches]
-    engine.add_gradients(batches[0])
-    gradients = reduced(engine)
-    engine.buffers.forget()
-    reports = [engine.step(batch, 1e-3).read() for batch in batches]
-    buffers = engine.model_buffers
-    return {
-        "gradients": gradients,
-        "buffers": [] if buffers is None else logical(buffers.holds, buffers.values),
-        "numbers": [{"loss": one.loss, "norm": one.grad_norm} | one.named_losses for one in reports],
-    }
-
-
-def _whole(config: RunConfig, ranks: int, documents: bool) -> dict[str, Any]:
-    results = run_ranks(_trained, ranks, config, documents)
-    parts = {key: assemble([part for one in results for part in one[key]]) for key in ("gradients", "buffers")}
-    return results[0] | parts
-
-
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(5 * SOAK))
 def test_a_random_model_in_a_random_layout_is_that_of_one_rank(seed: int) -> None:
@@ -238,9 +213,11 @@ def test_a_random_model_in_a_random_layout_is_that_of_one_rank(seed: int) -> Non
         if (value := getattr(section, field.name)) is not None
     }
     print(sorted(changed, key=str), ranks, documents)  # shown where it fails
-    expected, got = _whole(_alone(config), 1, documents), _whole(config, ranks, documents)
+    expected = test_moe._whole(_alone(config), 1, documents)
+    got = test_moe._whole(config, ranks, documents)
     check_same_gradients(got["gradients"], expected["gradients"])
-    for one, other in zip(got["numbers"], expected["numbers"], strict=True):
+    np.testing.assert_allclose(got["losses"], expected["losses"], rtol=1e-9)
+    for one, other in zip(got["named"], expected["named"], strict=True):
         assert one == pytest.approx(other, rel=1e-9)
     for name, values in expected["buffers"].items():
         np.testing.assert_array_equal(got["buffers"][name], values, err_msg=name)
