@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--split-shares",
+        "--split",
         default=_ALL_TRAINING,
         metavar="SHARES",
         help="shares of training, validation and test (default: 100,0,0)",

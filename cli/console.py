@@ -46,6 +46,7 @@ __all__ = ["Command", "Console", "Parser", "ReaderGone", "run"]
 # A long option with only one dash; not a number or a single letter.
 _ONE_DASH = re.compile(r"-[A-Za-z]{3}")
 _CHOICES = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose from (.*)\)")
+_MOST_ADVISED = 4  # options that an abbreviation may stand for
 _MAY_BE_EMPTY = ("TEXT", "KEY")  # metavars; a key of a JSON object may be empty
 _EXTRAS = MappingProxyType(
     {
@@ -65,32 +66,28 @@ class ReaderGone(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are ours, with the nearest option's name for a misspelt one.
+    """argparse whose errors are ours, with the nearest option's name for a misspelt or abbreviated one.
+
+    Abbreviations are refused: one can be the name of another program's option (`--dataset`), and a new option makes
+    it ambiguous. Two that scripts for Megatron-LM use, `--json-key` and `--vocab`, are options here.
 
     Attributes:
-        second_choice: options (by `dest`) that an abbreviation means only if it fits no other.
         settings: names of settings, which are given as words without dashes. axes: those of a command without others.
         no_option: advice for an unknown option that resembles no other.
         words: the command line; argparse reports missing options before it looks for unknown ones.
     """
 
-    second_choice: frozenset[str] = frozenset()
     no_option: str | None = None
     settings: Callable[[], list[str]] | None = None
     axes: Sequence[str] = ()
     words: Sequence[str] = ()
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": HelpFormatter, **options})
+        super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
         self.color = False  # Python 3.14 would colour the help
         self.register("type", int, _whole_number)
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
-
-    def _get_option_tuples(self, option_string: str) -> list[Any]:
-        matches: list[Any] = super()._get_option_tuples(option_string)
-        first = [match for match in matches if match[0].dest not in self.second_choice] or matches
-        return list({match[0].dest: match for match in first}.values())  # two names of one option are one
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """The values of an option or argument; an empty path would be the current folder, and other values nothing."""
@@ -130,7 +127,6 @@ class Parser(argparse.ArgumentParser):
         words = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words) if word.startswith("--")]
         actions = self._option_string_actions
         given = {actions[word].dest for word in words if word in actions}
-        given |= {match[0].dest for word in words if word not in actions for match in self._get_option_tuples(word)}
         for name, value in values.items():
             option = f"--{name.replace('_', '-')}"
             action = actions.get(option)
@@ -152,23 +148,30 @@ class Parser(argparse.ArgumentParser):
                     raise UsageError(f"{place}: {error}") from error
 
     def _meant(self, word: str) -> str | None:
-        """The option or setting that is closest to a word."""
-        options = [option for action in self._actions if action.dest != "help" for option in action.option_strings]
+        """The option or setting that a word means or abbreviates, or that is closest to it."""
+        actions = [action for action in self._actions if action.dest != "help"]
+        options = [option for action in actions for option in action.option_strings]
         if meant := synonym(word, self.settings() if self.settings else self.axes):
             return f"{meant}=VALUE"
-        return nearest(f"-{word}" if _ONE_DASH.match(word) else word, options) if word else None
+        if not word or (meant := synonym(word, options)):
+            return meant
+        prefix = word.replace("_", "-")
+        firsts = (next((name for name in action.option_strings if name.startswith(prefix)), None) for action in actions)
+        if 0 < len(abbreviated := list(filter(None, firsts))) <= _MOST_ADVISED:
+            return " or ".join(abbreviated)
+        return nearest(f"-{word}" if _ONE_DASH.match(word) else word, options)
 
     def _unknown_options(self) -> list[str]:
-        """The words that look like options but are neither options nor abbreviations."""
+        """The words that look like options but are not."""
         words = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words)]
         options = [word for word in words if word.startswith("--") or _ONE_DASH.match(word)]
         return [
-            option for option in options if option not in self._option_string_actions and not self._may_mean(option)
+            option for option in options if option not in self._option_string_actions and not self._has_value(option)
         ]
 
-    def _may_mean(self, word: str) -> bool:
-        """Whether a word is an abbreviation, or an option of one letter with its value (`-omix.json`)."""
-        return any(word.startswith("--") or match[0].nargs != 0 for match in self._get_option_tuples(word))
+    def _has_value(self, word: str) -> bool:
+        """Whether a word is an option of one letter with its value (`-omix.json`)."""
+        return any(match[0].nargs != 0 for match in self._get_option_tuples(word))
 
 
 class _StoreOnce(argparse._StoreAction):
@@ -386,7 +389,6 @@ def command_parser(program: str, command: Command, module: ModuleType) -> Parser
     common.add_argument("-q", "--quiet", action="store_true", help="print only results and errors")
     common.add_argument("-v", "--verbose", action="store_true", help="show progress every second, then time and memory")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.second_choice |= {action.dest for action in common._group_actions}
     parser.epilog = "\n\n".join(filter(None, [parser.epilog, examples])) or None
     return parser
 

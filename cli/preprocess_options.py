@@ -2,8 +2,7 @@
 and our own. docs/reference/megatron_preprocess.md lists them; a test compares the two.
 
 An option of Megatron's is accepted, ignored with one line because it does not change the output, or refused by name
-because it would. Abbreviations mean the same as in Megatron: if one fits an option of Megatron's and one of ours, it is
-Megatron's.
+because it would.
 """
 
 from __future__ import annotations
@@ -50,15 +49,13 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = f"{parser.prog} --input PATH ... --output-prefix PREFIX --tokenizer-type TYPE [options]"
     parser.set_defaults(ignored=())
     _add_megatron(parser.add_argument_group("options of preprocess_data.py"))
-    own = [parser.add_argument_group(f"options that only mdata has: {title}") for title in ("input", "output and work")]
-    _add_input(own[0])
-    _add_work(own[1])
+    _add_input(parser.add_argument_group("options that only mdata has: input"))
+    _add_work(parser.add_argument_group("options that only mdata has: output and work"))
     parser.epilog = f"Accepted but ignored (docs/reference/megatron_preprocess.md says why): {' '.join(IGNORED)}"
     for name, nargs in IGNORED.items():
         parser.add_argument(name, action=_Ignore, nargs=nargs)
     for name in REFUSED:
         parser.add_argument(name, action=_Refuse)
-    parser.second_choice = frozenset(action.dest for group in own for action in group._group_actions)
 
 
 def _add_megatron(group: argparse._ArgumentGroup) -> None:

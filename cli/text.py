@@ -81,6 +81,7 @@ def add_training(parser: argparse.ArgumentParser, title: str) -> None:
     add("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens per sample")
     add(
         "--split-shares",
+        "--split",
         default="100,0,0",
         metavar="A,B,C",
         help="shares of training, validation and test (default: 100,0,0)",

@@ -105,10 +105,8 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 }
 
 # Options before 0.1: command -> old name -> new name. Hidden from help, and accepted until 0.2 with a line on stderr.
-# Megatron's --split, in commands that replace its own, is no old name: it stays, as an abbreviation of --split-shares.
 RENAMED_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "mdata fetch": {"--folder": "--output"},
-    "mdata report": {"--split": "--split-shares"},
     "mdata sample": {"--output-prefix": "--output"},
     "mdata shuffle": {"--output-prefix": "--output"},
     "mdata split": {"--output-prefix": "--output"},

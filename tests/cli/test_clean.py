@@ -91,8 +91,8 @@ def test_options_of_a_file_are_those_of_the_command_line(source: Path, tmp_path:
     given = ["clean", "--input", str(source), "--workers", "1"]
     words = ["--steps", "c4", "length", "--c4-min-sentences", "-1", "--no-c4-stop-mark", "--c4-min-line-words", "-1"]
     assert main([*given, *words, "--length-min-words", "1", "--output", str(tmp_path / "given")]) == 0
-    # What is given counts, before and after the file, abbreviated or not.
-    for number, more in enumerate((["--length-min-words", "1"], ["--length-min-w=1"])):
+    # What is given counts, before and after the file.
+    for number, more in enumerate((["--length-min-words", "1"], ["--length-min-words=1"])):
         out = ["--compression", "none", "--output", str(tmp_path / str(number))]
         assert main([*given, *out, *more, "--config", str(config)]) == 0
         assert main([*given, "--config", str(config), *out, *more]) == 0  # finished: the same options

@@ -112,7 +112,7 @@ WRONG = [
     (["preprocess", "--workers", "x", "--inptu"], 2, "--inptu; argument --workers: invalid int value"),
     (["launch", "local", "--parts", "3", "--", "preprocess", "--inptu"], 2, "try: --input? See mdata preprocess"),
     (["preprocess", "--input=x", "--output-prfix=y"], 2, "try: --output-prefix? See mdata preprocess --help"),
-    (["preprocess", "--inp=x", "--output-pre", "y"], 2, "are required: --tokenizer-type\n  try: mdata preprocess"),
+    (["preprocess", "--input=x", "--output-prefix", "y"], 2, "are required: --tokenizer-type\n  try: mdata preprocess"),
     (["preprocess", "--input", "a", "--", "--inptu"], 2, "--tokenizer-type\n  try: mdata preprocess"),
     (["preprocess"], 2, "the following arguments are required: --input, --output-prefix, --tokenizer-type"),
     (["blend", "-o", "x.json"], 2, "no data is given"),

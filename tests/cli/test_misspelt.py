@@ -1,4 +1,5 @@
-"""Every command of both programs names a misspelt option first, whatever else is wrong, and its nearest spelling."""
+"""Every command of both programs names a misspelt or abbreviated option first, whatever else is wrong, and the option
+that was most likely meant."""
 
 from __future__ import annotations
 
@@ -20,6 +21,31 @@ def test_a_misspelt_option_is_named_first(capsys, program, name, misspelt, meant
     first, *rest = capsys.readouterr().err.splitlines()
     assert first.partition("error: ")[2].startswith(f"unrecognized arguments: {misspelt}"), first
     assert rest == [f"  try: {meant}? See {first.partition(':')[0]} {name} --help"]
+
+
+@pytest.mark.parametrize(("program", "name"), COMMANDS)
+def test_an_abbreviation_is_refused(capsys, program, name):
+    assert program.main([name, "--verb"]) == 2
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.partition("error: ")[2].startswith("unrecognized arguments: --verb"), first
+    assert rest == [f"  try: --verbose? See {first.partition(':')[0]} {name} --help"]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("--dataset x", "--input"),  # not --dataset-impl
+        ("--dataset-i mmap", "--dataset-impl"),
+        ("--out=x", "--output-prefix"),
+        ("--json_k x", "--json-keys"),
+        ("--max-t 9 --on-err skip", "--max-tokens, --on-error"),
+        ("--min-t 9 --max 9", "--min-tokens, --max-tokens or --max-record-bytes or --max-errors or --max-documents"),
+    ],
+)
+def test_every_option_that_an_abbreviation_fits_is_named(capsys, words, meant):
+    needed = ["--input", "a", "--output-prefix", "o", "--tokenizer-type", "ByteTokenizer"]
+    assert mdata.main(["preprocess", *needed, *words.split()]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"  try: {meant}? See mdata preprocess --help"
 
 
 @pytest.mark.parametrize(

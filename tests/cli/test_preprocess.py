@@ -76,27 +76,6 @@ def test_an_option_comes_to_its_field(words, field, value):
     assert getattr(options(*words, needed=needed), field) == value
 
 
-@pytest.mark.parametrize(
-    ("short", "field", "value"),
-    [
-        ("--in", "input", ("x",)),
-        ("--out", "output_prefix", "x"),
-        ("--o", "output_prefix", "x"),
-        ("--json-k", "json_keys", ("x",)),
-        ("--merge", "merge_file", "x"),
-        ("--max-e", "max_errors", "x"),
-    ],
-)
-def test_shortened_names_mean_megatrons_first(short, field, value):
-    needed = NEEDED[2:] if field == "input" else NEEDED
-    assert getattr(options(short, "x", needed=needed), field) == value
-
-
-def test_ambiguous_names_are_refused():
-    with pytest.raises(mdata.UsageError, match="ambiguous option: --tokenizer"):
-        options("--tokenizer", "x")
-
-
 def test_options_of_the_type():
     null = ("--input", "a", "--output-prefix", "o", "--tokenizer-type", "NullTokenizer")
     given = options("--vocab-size", "1000", "--null-tokenizer-eod-id", "7", needed=null)
@@ -144,7 +123,7 @@ def test_what_would_change_the_files_is_refused_by_name(capsys, name):
         (["--on-error", "skip", "--quarantine", "q"], "needs --on-error quarantine, not --on-error skip"),
         (["--max-record-bytes", "many"], "'many' is not a size such as 64M"),
         (["--engine", "fast"], "invalid choice: 'fast'"),
-        (["--tokenizer-meta", "x"], "--tokenizer-metadata is not in this version"),
+        (["--tokenizer-metadata", "x"], "--tokenizer-metadata is not in this version"),
     ],
 )
 def test_a_wrong_option_ends_with_code_2_and_is_named(capsys, words, text):
