@@ -33,7 +33,7 @@ from mdata.errors import (
     install_command,
 )
 from mdata.progress import Progress, Silent
-from mdata.util.option_synonyms import nearest, renamed_options, synonym
+from mdata.util.option_synonyms import asks_to_resume, nearest, renamed_options, synonym
 from mdata.util.stop_signals import stop_requests
 from mdata.version import __version__
 
@@ -41,11 +41,12 @@ from .help import HelpFormatter, overview, split_examples
 from .start import INTERRUPTED, Command, InterruptsEndAtOnce, foreign_package
 from .terminal import forget_standard_output, say, standard_error, standard_output
 
-__all__ = ["Command", "Console", "Parser", "ReaderGone", "run"]
+__all__ = ["SAME_COMMAND", "Command", "Console", "Parser", "ReaderGone", "run"]
 
 # A long option with only one dash; not a number or a single letter.
 _ONE_DASH = re.compile(r"-[A-Za-z]{3}")
 _CHOICES = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose from (.*)\)")
+SAME_COMMAND = "run the same command again: it continues where it was stopped"
 _MOST_ADVISED = 4  # options that an abbreviation may stand for
 _MAY_BE_EMPTY = ("TEXT", "KEY")  # metavars; a key of a JSON object may be empty
 _EXTRAS = MappingProxyType(
@@ -74,10 +75,12 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         settings: names of settings, which are given as words without dashes. axes: those of a command without others.
         no_option: advice for an unknown option that resembles no other.
+        resume: advice for --resume and the like, in a command that continues by itself.
         words: the command line; argparse reports missing options before it looks for unknown ones.
     """
 
     no_option: str | None = None
+    resume: str | None = None
     settings: Callable[[], list[str]] | None = None
     axes: Sequence[str] = ()
     words: Sequence[str] = ()
@@ -112,6 +115,8 @@ class Parser(argparse.ArgumentParser):
             fixes = [fix] if (fix := nearest(choice[1], re.findall(r"[^', ]+", choice[2]))) else []
         help_hint = f"{self.prog} --help"
         fix = f"{', '.join(fixes)}? See {help_hint}" if fixes else (unknown and self.no_option) or help_hint
+        if self.resume and any(asks_to_resume(word.partition("=")[0]) for word in words):
+            fix = self.resume
         raise UsageError(message, fix=fix)
 
     def set_from_file(self, namespace: argparse.Namespace, values: Mapping[str, Any], *, place: str) -> None:

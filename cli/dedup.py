@@ -24,11 +24,12 @@ from mdata.dedup.plan import ALL, COMPATIBLE, DedupOptions, Hash, Jaccard, Stage
 from mdata.errors import counted
 from mdata.preprocessing.parts import parse_shard
 
-from .console import Console, Parser
+from .console import SAME_COMMAND, Console, Parser
 
 
 def add_arguments(parser: Parser) -> None:
     """Input, output and how similar documents are found."""
+    parser.resume = SAME_COMMAND
     add = parser.add_argument
     add(
         "stage",

@@ -16,7 +16,7 @@ import argparse
 from mdata.cleaning.extract import PAGE_FORMATS, ExtractRules, extract, extract_work
 from mdata.cleaning.text_job import TextJobOptions, TextWork
 
-from .console import Console, Parser
+from .console import SAME_COMMAND, Console, Parser
 from .preprocess_options import size
 from .text_job_options import add_bad_rows, counts_of, facts_of, text_job_of
 
@@ -25,6 +25,7 @@ _MAX_RECORD_BYTES = 16 << 20
 
 def add_arguments(parser: Parser) -> None:
     """Input, output and how pages become text."""
+    parser.resume = SAME_COMMAND
     add = parser.add_argument
     add("--input", required=True, nargs="+", metavar="PATH", help="files, folders or patterns")
     add("--output", required=True, metavar="FOLDER", help="where the result is written, a file for each input file")

@@ -30,7 +30,7 @@ from mdata import UsageError
 from mdata.errors import OtherResultsError, os_errors_named
 from mdata.util import atomic_io
 from mdata.util.config_text import parse_toml
-from trainer.config.parse import ReadConfig, apply_override, key_names, problems_error, setting_problem
+from trainer.config.parse import RESUME_ADVICE, ReadConfig, apply_override, key_names, problems_error, setting_problem
 from trainer.parallel.placement import find_placement
 
 from .console import Console, Parser
@@ -60,6 +60,7 @@ def add_arguments(parser: Parser) -> None:
     """See `mtrain finetune --help`."""
     parser.settings = key_names
     parser.no_option = "section.key=value, such as optimizer.weight_decay=0"
+    parser.resume = RESUME_ADVICE
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder of Hugging Face, a run, a checkpoint, or of Megatron-LM")
     add("data", metavar="DATA", help="manifest of a corpus or blend, or jsonl")

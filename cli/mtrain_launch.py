@@ -20,6 +20,7 @@ from mdata.errors import UsageError, counted
 from mdata.launching.job_folder import launching
 from mdata.launching.on_ray import connected
 from mdata.util.commands import command_line
+from trainer.config.parse import RESUME_ADVICE
 from trainer.launching.job import RunJob, discard, load_job, prepare, save_job, start_here
 from trainer.launching.run_status import is_active
 
@@ -37,6 +38,7 @@ _HELD = ("this run is already being launched", "wait for that launch to finish; 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain launch --help`."""
     parser.no_option = "mtrain launch local -- run.toml ...: what mtrain train takes follows after --"
+    parser.resume = RESUME_ADVICE
     parser.usage = f"{parser.prog} local|slurm|ray|k8s [options] -- run.toml [section.key=value ...]"
     parser.add_argument("engine", choices=("local", "slurm", "ray", "k8s"), help="what starts the ranks")
     place = parser.add_argument_group("nodes (slurm, ray, k8s)").add_argument

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mdata import UsageError
 from mdata.errors import counted
-from trainer.config.parse import ReadConfig, key_names, load_config, read_config
+from trainer.config.parse import RESUME_ADVICE, ReadConfig, key_names, load_config, read_config
 from trainer.config.sections import RunConfig
 from trainer.parallel.placement import Placement, find_placement
 
@@ -36,6 +36,7 @@ def add_config_arguments(parser: Parser) -> None:
     """The configuration and its overrides."""
     parser.settings = key_names
     parser.no_option = "section.key=value, such as train.steps=100"
+    parser.resume = RESUME_ADVICE
     parser.add_argument("config", metavar="run.toml", help="the run's TOML file")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that override the file"

@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, cast
 
 import mdata
 
-from .console import Parser
+from .console import SAME_COMMAND, Parser
 from .tokenizer_options import add_tokenizer, add_variants
 
 Policy = Literal["stop", "skip", "quarantine"]
@@ -48,6 +48,7 @@ def add_arguments(parser: Parser) -> None:
     """All options, Megatron's first."""
     parser.usage = f"{parser.prog} --input PATH ... --output-prefix PREFIX --tokenizer-type TYPE [options]"
     parser.set_defaults(ignored=())
+    parser.resume = SAME_COMMAND
     _add_megatron(parser.add_argument_group("options of preprocess_data.py"))
     _add_input(parser.add_argument_group("options that only mdata has: input"))
     _add_work(parser.add_argument_group("options that only mdata has: output and work"))

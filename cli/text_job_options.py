@@ -8,7 +8,7 @@ from typing import Any
 from mdata.cleaning.text_job import TextJobOptions, TextJobResult
 from mdata.errors import counted
 
-from .console import Parser
+from .console import SAME_COMMAND, Parser
 from .preprocess_options import OnError, policy_of, size
 
 _NAMES: tuple[str, ...] = (
@@ -26,6 +26,7 @@ _NAMES += ("rows_only", "quarantine", "max_errors", "shard", "workers")
 
 def add_text_job(parser: Parser) -> None:
     """What is read, where the result goes, and bad rows."""
+    parser.resume = SAME_COMMAND
     add = parser.add_argument
     add("--input", required=True, nargs="+", metavar="PATH", help="files, folders or patterns, as for preprocess")
     add("--output", required=True, metavar="FOLDER", help="where the result is written, a file for each input file")

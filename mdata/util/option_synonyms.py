@@ -77,7 +77,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("train.eval_interval", "eval-steps"),
     ("train.eval_samples", "eval-iters"),
     ("checkpoint.interval", "save-interval save-steps"),
-    ("run.folder", "save load"),
+    ("run.folder", "save"),
     ("checkpoint.keep", "save-total-limit"),
     ("precision.dtype", "bf16 fp16 params-dtype torch-dtype"),
     ("model.num_heads", "num-attention-heads n-head"),
@@ -99,6 +99,10 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("SentencePieceTokenizer", "sentencepiece"),
     ("TikTokenizer", "tiktoken"),
     ("BertWordPieceLowerCase", "bert berttokenizer"),
+)
+# Options of programs that continue from a checkpoint only when they are asked to.
+RESUME_WORDS = frozenset(
+    ["resume", "auto-resume", "resume-from", "resume-from-checkpoint", "continue", "ckpt-path", "load", "load-path"]
 )
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     word: tuple(names.split()) for names, words in _WORDS for word in words.split()
@@ -137,6 +141,11 @@ def renamed_options(command: str, words: Sequence[str]) -> tuple[list[str], list
 def normal(name: str) -> str:
     """A name in lower case, without leading dashes, with words joined by dashes."""
     return name.lstrip("-").replace("_", "-").lower()
+
+
+def asks_to_resume(name: str) -> bool:
+    """Whether a word, or the last part of a key, asks other programs to continue from a checkpoint."""
+    return normal(name).rpartition(".")[2] in RESUME_WORDS
 
 
 def synonym(name: str, names: Iterable[str]) -> str | None:

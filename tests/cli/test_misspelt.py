@@ -83,6 +83,22 @@ def test_a_list_given_by_two_options_is_refused(capsys, words):
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.parametrize("command", ["train run.toml", "check run.toml", "finetune model data", "launch local"])
+@pytest.mark.parametrize("word", ["--resume", "--auto_resume", "--resume-from-checkpoint=last", "--load runs/first"])
+def test_a_run_is_continued_by_the_same_command(capsys, command, word):
+    assert mtrain.main([*command.split(), *word.split()]) == 2
+    advice = capsys.readouterr().err.splitlines()[-1]
+    assert advice.startswith("  try: leave it out: the same command continues from the newest checkpoint in run.folder")
+    assert "checkpoint.init_from=FOLDER" in advice
+
+
+@pytest.mark.parametrize("name", ["preprocess", "clean", "decontaminate", "filter", "dedup", "extract"])
+def test_work_on_texts_is_continued_by_the_same_command(capsys, name):
+    assert mdata.main([name, "--resume"]) == 2
+    expected = "  try: run the same command again: it continues where it was stopped"
+    assert capsys.readouterr().err.splitlines()[-1] == expected
+
+
 def test_words_after_two_dashes_are_no_options(capsys):
     assert mdata.main(["inspect", "--quiet", "--", "-x.json"]) == 2
     assert "-x.json: No such file" in capsys.readouterr().err

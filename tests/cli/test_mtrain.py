@@ -242,6 +242,8 @@ def test_the_configuration_in_the_folder_of_its_run_continues_it(
     [
         (["train.stepps=3"], "there is no key train.stepps; did you mean steps?"),
         (["steps=3"], "'steps=3' is not an override"),
+        (["resume=true"], "'resume=true' is not an override; leave it out: the same command continues"),
+        (["checkpoint.resume_from=x"], "there is no key checkpoint.resume_from; leave it out: the same command"),
         (["--RANKS", "0"], "--RANKS is too small\n  found: 0"),
         (["--RNAKS", "2"], "--RANKS?"),
         (["--steps", "3"], "unrecognized arguments: --steps 3\n  try: train.steps=VALUE?"),

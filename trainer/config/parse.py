@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from mdata import MdataError, UsageError
 from mdata.errors import counted, explain_os_error
 from mdata.util.config_text import load_toml
-from mdata.util.option_synonyms import nearest
+from mdata.util.option_synonyms import asks_to_resume, nearest
 from mdata.util.regular_files import regular_file
 from trainer.config.presets import PRESETS
 from trainer.config.sections import RunConfig
@@ -30,6 +30,10 @@ MOVED_KEYS: Mapping[str, str] = types.MappingProxyType({"train.log_interval": "r
 AFTERWARDS = "correct this first; what depends on it is checked after that"
 
 
+RESUME_ADVICE = (
+    "leave it out: the same command continues from the newest checkpoint in run.folder; a new run begins with the "
+    "weights of checkpoint.init_from=FOLDER"
+)
 _SHOWN = 200  # characters of a wrong value, or of a name, that are shown
 _LISTED = 100  # problems that are listed
 _COMPARED = 20  # unknown keys of a section for which a similar key is suggested: each takes milliseconds
@@ -353,6 +357,8 @@ def apply_override(tables: dict[str, Any], text: str) -> str | None:
     name = MOVED_KEYS.get(name.strip(), name)
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not section or not key:
+        if asks_to_resume(name):
+            return f"{_cut(repr(text))} is not an override; {RESUME_ADVICE}"
         meant = nearest(name.strip(), key_names()) if equals and name.strip().isidentifier() else None
         example = f"{meant}={value}" if meant else "train.steps=100"
         return f"{_cut(repr(text))} is not an override; expected section.key=value, such as {example}"
@@ -402,6 +408,8 @@ def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[
 
 def _unknown_key(section: str, key: str, hints: Mapping[str, Any]) -> str:
     exactly = next((name for name in key_names() if name.endswith(f".{key}")), None)
+    if exactly is None and asks_to_resume(key):
+        return f"there is no key {_cut(f'{section}.{key}')}; {RESUME_ADVICE}"
     elsewhere = exactly or (None if nearest(key, hints) else nearest(key, key_names()))
     hint = f"; did you mean {elsewhere}?" if elsewhere else _suggestion(key, hints)
     return f"there is no key {_cut(f'{section}.{key}')}{hint}"
