@@ -87,16 +87,16 @@ class Round:
     theirs: tuple[Parts, ...]
 
 
-def parts_of(owned: Ownership, index: Callable[[str], int], *, copies: tuple[str, ...] = ()) -> Parts:
+def parts_of(owned: Ownership, index: Callable[[str], int], *, sharded: bool = True) -> Parts:
     """The parts of matrices that a rank holds.
 
     Args:
         owned: its runs of matrices. index: axis -> its position on it.
-        copies: axes along which ranks hold copies of everything.
+        sharded: False: data-parallel ranks hold copies, each matrix along its own axis, as experts differ between them.
     """
     parts: list[MatrixPart] = []
     for slot, low, high, _ in owned.parameters():
-        counts = is_first_copy((*slot.spec.copies, *copies), index)
+        counts = is_first_copy((*slot.spec.copies, *(() if sharded else (slot.spec.shard,))), index)
         for part in slices(slot.spec, first=low, stop=high):
             parts += _matrices(part, counts=counts, element=slot.start + part.flat)
     return tuple(parts)
@@ -126,6 +126,9 @@ def make_rounds(parts: Sequence[Parts], rank: int) -> tuple[Round, ...]:
             shapes[part.name] = part.shape
             by_name[part.name].append(part)
         held.append(by_name)
+    for name, (rows, columns) in shapes.items():
+        counted = _numel([part for by_name in held for part in by_name.get(name, ()) if part.counts])
+        assert counted == rows * columns, f"ranks send {counted} elements of {name}, which has {rows * columns}"
     order, ranks, rounds = sorted(shapes, key=lambda name: (-_cost(shapes[name]), name)), len(parts), []
     for begin in range(0, len(order), ranks):
         names = order[begin : begin + ranks]
@@ -218,8 +221,7 @@ class MatrixUpdate:
         kernels: Kernels,
     ) -> None:
         self._buffers, self._settings, self._kernels, self._stage = buffers, settings, kernels, groups["stage"]
-        copies = ("data",) if buffers.sharding == "none" else ()
-        mine = parts_of(held, lambda axis: groups[axis].rank, copies=copies)
+        mine = parts_of(held, lambda axis: groups[axis].rank, sharded=buffers.sharding != "none")
         self.rounds = make_rounds(gather_objects(mine, self._stage), self._stage.rank)
 
     def update_(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, held_state, layouts, logical, microbatches, small_config
 from tests.trainer.shapes import SHAPES
-from trainer.config.sections import MeshSection, OptimizerSection
+from trainer.config.sections import MeshSection, MoESection, OptimizerSection
 from trainer.kernels.table import PLAIN
 from trainer.models.gpt.params import parameter_table
 from trainer.optim.layout import make_layout
@@ -175,6 +175,17 @@ def test_updates_on_any_layout_equal_those_of_one_rank(name, ranks, tp, sequence
             if dtype == "fp32" and tensor.endswith("attention.k.bias"):
                 continue  # its gradient is zero but for rounding, which AdamW makes as large as any other
             np.testing.assert_allclose(found[kind][tensor], reference, rtol=0, atol=bound, err_msg=f"{kind}/{tensor}")
+
+
+@pytest.mark.parametrize("sharding", ["none", pytest.param("state", marks=pytest.mark.soak)])
+def test_experts_of_every_rank_are_updated(sharding):
+    """Data-parallel ranks that share experts hold no copies of them, even where they do of all other weights."""
+    config = small_config("llama", optimizer=replace(MUON, sharding=sharding))
+    config = replace(config, model=replace(config.model, moe=MoESection(num_experts=4, ffn_hidden_size=16)))
+    expected = _assembled(run_ranks(_weights_after, 1, config, 3))["weight"]
+    found = _assembled(run_ranks(_weights_after, 4, replace(config, mesh=MeshSection(ep=2)), 3))["weight"]
+    for name, reference in expected.items():
+        np.testing.assert_allclose(found[name], reference, rtol=0, atol=1e-8, err_msg=name)
 
 
 def _one_exchange(context, tp):
