@@ -1,13 +1,16 @@
 """Models near published ones, with a few other settings drawn: exported as the same function, or refused by name.
 
 A class of transformers may lack a setting that config.json has. The conversion compares logits of both sides, so that
-such a class is found here. MDATA_SOAK multiplies the draws.
+such a class is found here. Random models that Megatron-LM has are written as its own, and read back bit for bit.
+MDATA_SOAK multiplies the draws.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,23 @@ import torch
 from mdata import UsageError
 from tests.helpers.examples import SOAK
 from tests.trainer.convert.hf_models import HYBRIDS, NAMES, OTHER_EXPERTS, save
+from tests.trainer.convert.test_links import Held
+from tests.trainer.convert.test_megatron import everything
 from tests.trainer.engines import small_config
+from tests.trainer.models import test_random_models
+from trainer.checkpoint.format import RunState
 from trainer.config.sections import DataSection, RunConfig
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import to_hf
+from trainer.convert.megatron_args import _NEGATED, to_arguments
+from trainer.convert.model_folder import ModelFolder
+from trainer.convert.model_keys import effective, model_config
+from trainer.convert.mp_rank import check_cut, write_mp_rank
+from trainer.convert.torch_dist_write import OptimizerForm, write_torch_dist
+from trainer.migrate.arguments import PROGRAMS
+from trainer.migrate.flags import flag_table
+from trainer.migrate.migrate import migrate
+from trainer.models.family import family_of
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.placement import Placement
 from trainer.parallel.world import join_world
@@ -112,3 +128,74 @@ def test_a_model_near_a_published_one_is_exported_as_it_is_or_refused(seed: int,
     print(name, config.model)  # shown where it fails
     exported = convert(_saved(config, tmp_path / "run"), tmp_path / "theirs again", options=ConvertOptions(to="hf"))
     assert exported["check"]["compared"]
+
+
+STATES = ("weight", "exp_avg", "exp_avg_sq")
+FORMS: Sequence[OptimizerForm] = ("adam", "distributed")
+RUN = "--micro-batch-size 1 --global-batch-size 4 --train-iters 20 --lr 1e-3 --data-path x --save y --split 1,0,0"
+
+
+def _of_megatron(chance: random.Random) -> tuple[RunConfig, Mapping[str, Any]]:
+    """(a random model that Megatron-LM has, its arguments)."""
+    base = small_config("llama")
+    while True:
+        config = replace(base, model=test_random_models._model(chance))
+        if chance.random() < 0.5:
+            model, data = chance.choice((test_random_models._bert, test_random_models._t5))(chance)
+            config = replace(base, model=model, data=data)
+        if not check(config, 1, facts=None):
+            with suppress(UsageError):
+                return config, to_arguments(config, config.model.vocab_size or 0, padded_rows=512)
+
+
+def _words(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """They as on a command line."""
+    negated = {stored: flag for flag, stored in _NEGATED.items()}
+    for name, value in arguments.items():
+        flag = negated.get(name, f"--{name.replace('_', '-')}")
+        if name in negated:
+            value = not value
+        if flag not in flag_table() or name == "encoder_num_layers" or value is None or value is False:
+            continue
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        yield flag if value is True else f"{flag}={value}"
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(5 * SOAK))
+def test_a_random_model_is_what_is_read_of_it_as_megatrons(seed: int, tmp_path: Path) -> None:
+    """From both of its formats, cut for drawn ranks; and its arguments are those of the same model."""
+    chance = random.Random(seed)
+    config, arguments = _of_megatron(chance)
+    print(config.model)  # shown where it fails
+    family, kept = family_of(config), effective(config)
+    shape = family.shape(config, config.model.vocab_size or 0)
+    held = {f"{state}/{name}": torch.randn(n) for state in STATES for name, n in family.logical_shapes(shape).items()}
+    held |= {f"buffer/{name}": torch.randn(size) for name, size in family.logical_buffers(shape).items()}
+    run = RunState(3, 12, "", {}, 3, "")
+    model = ModelFolder(path=tmp_path, format="mtrain", config=config, source=Held(held), run=run)
+    cuts = list[tuple[int, int]]()
+    for tp, pp in itertools.product((1, 2, 4), (1, 2, 3, 4, 5)):
+        with suppress(UsageError):
+            check_cut(model, tp=tp, pp=pp)
+            cuts.append((tp, pp))
+    (tp, pp), form = chance.choice(cuts), chance.choice(FORMS)
+    print(tp, pp, form)
+    write_mp_rank(tmp_path / "mp_rank", model, dtype=torch.float32, tp=tp, pp=pp, report=lambda _: None)
+    options: dict[str, Any] = {"states": STATES, "dtype": torch.float32, "report": lambda _: None}
+    write_torch_dist(tmp_path / "torch_dist", model, form=form, **options)
+    for name, states in (("mp_rank", STATES[:1]), ("torch_dist", STATES)):
+        found = open_model(tmp_path / name)
+        tensors, expected = everything(found.source), (*states, "buffer")
+        assert tensors.keys() == {key for key in held if key.startswith(expected)} and effective(found.config) == kept
+        assert all(torch.equal(held[key], tensor) for key, tensor in tensors.items())
+    program = next(name for name, of_program in PROGRAMS.items() if of_program == config.model.family)
+    migrated = migrate([*_words(arguments), *RUN.split()], 1, program=program)
+    assert not migrated.refused
+    keys: dict[str, Any] = {}
+    for section, table in migrated.tables.items():
+        if section.startswith("model."):
+            keys[section.removeprefix("model.")] = table
+    keys |= migrated.tables["model"] | {"vocab_size": config.model.vocab_size}
+    assert effective(model_config(keys, where="", context=config.train.sequence_length)) == kept
