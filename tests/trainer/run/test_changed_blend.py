@@ -1,13 +1,16 @@
 """A mixture that changes in the middle of a real training: what was read is what the arithmetic says.
 
 The run is stopped, goes on with a changed blend, and is resumed once more; every batch that reached the model is noted.
+Random runs that are stopped change their layout as well; MDATA_SOAK multiplies their number.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +19,16 @@ import mdata
 from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.make_blend import save_blend
 from mdata.tracing.run_folder import trace_run
+from tests.helpers.examples import SOAK
+from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_corpora, write_jsonl
+from tests.trainer.models import test_random_models
 from trainer.config.parse import parse_config
-from trainer.config.sections import RunConfig
-from trainer.parallel.mesh import Mesh
+from trainer.config.sections import PrecisionSection, RunConfig
+from trainer.parallel.mesh import Mesh, mesh_of
 from trainer.parallel.placement import Placement
 from trainer.parallel.world import join_world
+from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 from trainer.run.data import open_data
 from trainer.run.metrics import read_metrics
@@ -214,6 +221,70 @@ def test_test_sets_are_read_once_when_the_last_step_is_done(corpora, tmp_path):
     other = run(as_valid)
     assert list(other.valid.values()) == list(result.test.values())
     assert list(other.test.values()) == list(result.valid.values())
+
+
+def _random_run(chance: random.Random, folder: Path, blend: Path, *, steps: int) -> RunConfig:
+    """A random model on one rank in fp64."""
+    base = config_of(folder, blend, steps=steps, batch=8)
+    while True:
+        drawn, _, documents = test_random_models._drawn(chance)
+        kind = chance.choice(("gpt", "gpt", "document", "packed"))
+        config = replace(
+            test_random_models._alone(drawn),
+            run=replace(base.run, log_params_norm=True),
+            model=replace(drawn.model, vocab_size=None),
+            data=replace(base.data, kind=kind, document_masks=documents),
+            train=replace(base.train, micro_batch=1),
+            optimizer=replace(drawn.optimizer, lr=1e-2, decay_steps=100),
+            precision=PrecisionSection(dtype="fp64"),
+        )
+        if not check(config, 1, facts=None):
+            return config
+
+
+def _laid_out(chance: random.Random, config: RunConfig) -> tuple[RunConfig, int]:
+    """(the same run in a drawn layout, its ranks)."""
+    while True:
+        drawn, ranks, _ = test_random_models._drawn(chance)
+        train = replace(config.train, micro_batch=drawn.train.micro_batch)
+        optimizer = replace(config.optimizer, sharding=drawn.optimizer.sharding)
+        laid_out = replace(config, mesh=drawn.mesh, recompute=drawn.recompute, optimizer=optimizer, train=train)
+        if not check(laid_out, ranks, facts=None):
+            return laid_out, ranks
+
+
+def _trained(context: Any, config: RunConfig) -> int:
+    return train(config, context.join(mesh_of(config, context.world))).step
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(2 * SOAK))
+def test_a_random_run_that_stops_and_changes_is_one_that_never_stopped(corpora, tmp_path, seed):
+    """After each stop another layout, and often another mixture."""
+    chance, made, steps = random.Random(seed), corpora.made, 5
+    blend = corpora.folder / f"random-{seed}.json"
+    mdata.make_blend(["0.5", str(made["a"]), "0.3", str(made["b"])], blend)
+    config = _random_run(chance, tmp_path / "stopped", blend, steps=steps)
+    changes = [BlendEdits(shares={"b": "0.7"}), BlendEdits(remove=["a"], add=[("0.4", str(made["c"]))])]
+    chance.shuffle(changes)
+    print(config)  # shown where it fails
+    for stop in (*sorted(chance.sample(range(1, steps), 2)), steps):
+        part, ranks = _laid_out(chance, replace(config, data=replace(config.data, blend=str(blend))))
+        print(stop, ranks, part.mesh, part.optimizer.sharding, part.recompute, part.train.micro_batch)
+        assert run_ranks(_trained, ranks, replace(part, train=replace(part.train, steps=stop))) == [stop] * ranks
+        if stop < steps and chance.random() < 0.7:
+            edits = changes.pop()
+            at = 8 * stop + chance.choice((0, 3))
+            changed = change_blend(
+                mdata.open_blend(blend), at, folder=corpora.folder, sequence_length=LENGTH, edits=edits
+            )
+            blend = corpora.folder / f"random-{seed}-{stop}.json"
+            save_blend(changed, blend)
+    whole = replace(config, run=replace(config.run, folder=str(tmp_path / "whole")))
+    run_ranks(_trained, 1, replace(whole, data=replace(config.data, blend=str(blend))))
+    for found, expected in zip(*(read_metrics(tmp_path / name) for name in ("stopped", "whole")), strict=True):
+        for key in ("step", "consumed_samples", "lr", "loss", "grad_norm", "params_norm"):
+            assert found[key] == pytest.approx(expected[key], rel=1e-8), f"{key} of step {expected['step']}"
 
 
 def test_named_validation_sets_of_the_manifest(corpora, tmp_path):
