@@ -86,16 +86,16 @@ def _config(*, norm="pre", average="token", recompute="none", dropout=0.0, shard
     )
 
 
-def _rows(step):
+def _rows(step, batch=GLOBAL_BATCH):
     """A global batch of pairs whose rows have different lengths, masked tokens and weights."""
     generator = np.random.default_rng(step)
-    shape = (GLOBAL_BATCH, SEQUENCE)
+    shape = (batch, SEQUENCE)
     tokens, labels = (torch.from_numpy(generator.integers(0, 250, shape)) for _ in range(2))
-    lengths = torch.from_numpy(generator.integers(4, SEQUENCE + 1, GLOBAL_BATCH)).int()
+    lengths = torch.from_numpy(generator.integers(4, SEQUENCE + 1, batch)).int()
     real = torch.arange(SEQUENCE) < lengths[:, None]
     mask = torch.from_numpy((generator.random(shape) < 0.3).astype(np.float32)) * real
     types = (torch.arange(SEQUENCE) >= lengths[:, None] // 2).long() * real
-    swapped = torch.from_numpy(generator.integers(0, 2, GLOBAL_BATCH))
+    swapped = torch.from_numpy(generator.integers(0, 2, batch))
     return Microbatch(
         tokens_BS=tokens,
         labels_BS=labels,
@@ -103,18 +103,19 @@ def _rows(step):
         lengths_B=lengths,
         types_BS=types,
         swapped_B=swapped,
-        samples_B=torch.arange(GLOBAL_BATCH) + step * GLOBAL_BATCH,
+        samples_B=torch.arange(batch) + step * batch,
     )
 
 
 def _microbatches(engine, step, multiple=0):
-    """This rank's part of a global batch of one row a microbatch; without padding if the multiple of tokens is told."""
-    whole, fields = _rows(step), ("tokens_BS", "labels_BS", "loss_mask_BS", "lengths_B", "types_BS", "swapped_B")
-    mine = range(engine.dp.rank, GLOBAL_BATCH, engine.dp.size)
-    rows = [
-        replace(whole, **{name: getattr(whole, name)[row : row + 1] for name in (*fields, "samples_B")}) for row in mine
+    """This rank's part of a global batch; without padding if the multiple of tokens is told."""
+    plan, dp = engine.plan, engine.dp
+    whole, fields = _rows(step, plan.global_batch), ("tokens_BS", "labels_BS", "loss_mask_BS", "lengths_B", "types_BS")
+    parts = [
+        replace(whole, **{name: getattr(whole, name)[rows] for name in (*fields, "swapped_B", "samples_B")})
+        for rows in torch.arange(plan.global_batch).view(plan.num_microbatches, dp.size, -1)[:, dp.rank]
     ]
-    return [on_device(_packed(row, multiple) if multiple else row, engine.world.device) for row in rows]
+    return [on_device(_packed(part, multiple) if multiple else part, engine.world.device) for part in parts]
 
 
 def _packed(batch, multiple):

@@ -53,20 +53,20 @@ def _config(task="classify", *, sharding="state", dropout=0.0, **mesh):
 def _microbatches(engine, step, multiple=0):
     """This rank's part of seeded rows of several lengths; a few have no label."""
     generator = np.random.default_rng(step)
-    choices = engine.config.data.rows_per_sample
-    shape = (ROWS, choices, SEQUENCE) if choices > 1 else (ROWS, SEQUENCE)
+    choices, batch = engine.config.data.rows_per_sample, engine.plan.global_batch
+    shape = (batch, choices, SEQUENCE) if choices > 1 else (batch, SEQUENCE)
     real = (np.arange(SEQUENCE) < generator.integers(3, SEQUENCE + 1, (*shape[:-1], 1))).astype(np.int64)
     fields = {
         "text": generator.integers(0, 250, shape) * real,
         "types": generator.integers(0, 2, shape) * real,
-        "labels": generator.integers(-1, 3, ROWS),
+        "labels": generator.integers(-1, 3, batch),
         "padding_mask": real,
     }
     fields["loss_mask"] = (fields["labels"] >= 0).astype(np.int64)
     kind = mdata.Classify(choices=choices if choices > 1 else None)
     plan, dp = engine.plan, engine.dp
-    rows = np.arange(ROWS).reshape(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
-    batches = [Batch(x + step * ROWS, mdata.FieldRows({k: v[x] for k, v in fields.items()}, kind)) for x in rows]
+    rows = np.arange(batch).reshape(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
+    batches = [Batch(x + step * batch, mdata.FieldRows({k: v[x] for k, v in fields.items()}, kind)) for x in rows]
     how = {"vocab_size": 250, "numbered": True, "multiple": multiple}
     return [to_device(batch, engine.world.device, **how) for batch in batches]
 

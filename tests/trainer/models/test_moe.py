@@ -14,6 +14,7 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
     assemble,
     check_same_gradients,
+    draw_adapters,
     kept_bytes,
     layouts,
     logical,
@@ -104,13 +105,15 @@ def _in_fp8(moe, **mesh):
     return replace(config, precision=replace(config.precision, fp8="delayed"))
 
 
-def _run(context, config, documents=False):
+def _run(context, config, documents=False, rows=microbatches):
     """Reduced gradients of a step, and what three steps report and make of weights and biases."""
     engine = layouts(context, config)
-    batches = [microbatches(engine, step) for step in range(3)]
+    if config.model.lora is not None:
+        draw_adapters(engine)
+    batches = [rows(engine, step) for step in range(3)]
     if documents:
         batches = [with_documents(batch) for batch in batches]
-    engine.add_gradients(batches[0])
+    engine.add_gradients(batches[0], own_means=config.train.loss_average == "megatron")
     gradients = reduced(engine)
     engine.buffers.forget()
     reports = [engine.step(batch, 1e-2).read() for batch in batches]
@@ -125,8 +128,8 @@ def _run(context, config, documents=False):
     }
 
 
-def _whole(config, ranks, documents=False):
-    results = run_ranks(_run, ranks, config, documents)
+def _whole(config, ranks, documents=False, rows=microbatches):
+    results = run_ranks(_run, ranks, config, documents, rows)
     whole = {
         key: assemble([part for one in results for part in one[key]]) for key in ("gradients", "weights", "buffers")
     }
