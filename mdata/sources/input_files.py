@@ -24,6 +24,7 @@ from mdata.object_storage.facts import ObjectFacts
 from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter, SkippedFiles, files_below, is_result
 from mdata.sources.saved_datasets import without_metadata
+from mdata.util.regular_files import refuse_wide_encoding
 
 Format = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text", "mediawiki", "html"]
 TEXT_FORMATS: tuple[Format, ...] = ("jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text")
@@ -329,6 +330,8 @@ def refuse_foreign_text(file: SourceFile, head: bytes, compression: Compression)
     Raises:
         UsageError: the decompressed content begins like one of them.
     """
+    if file.format != "html":  # its readers know every encoding
+        refuse_wide_encoding(file.path, head)
     if file.format == "text" and begins_like_text(head):
         return
     refuse_foreign(file.path, head)
@@ -370,6 +373,7 @@ def _format_of(
 ) -> Format:
     if formats != TEXT_FORMATS:
         return _page_format_of(path, head, asked=asked, formats=formats)
+    refuse_wide_encoding(path, head)
     name = path.name.lower()
     named_text = asked == "auto" and name.endswith(ENDINGS["text"]) and not _FIRST_LINE_OF_WARC.match(head)
     if (asked == "text" or named_text) and begins_like_text(head):
@@ -402,6 +406,8 @@ def _page_format_of(
         raise UsageError(
             f"{path}: its name does not tell its format", expected=", ".join(formats), fix="--input-format FORMAT"
         )
+    if kind != "html":
+        refuse_wide_encoding(path, head)
     return kind
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from mdata.errors import BadInputError, UsageError, counted, os_errors_named
 from mdata.progress import SILENT, Progress
+from mdata.util.regular_files import refuse_wide_encoding
 
 Task = Literal["mnli", "qqp", "race", "classify"]
 TASKS: tuple[Task, ...] = ("mnli", "qqp", "race", "classify")
@@ -226,6 +227,8 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """(number from 1, text) of each line, without a byte order mark; newlines of other kinds than \\n are text."""
     with os_errors_named(f"reading {file}"), file.open("rb") as stream:
         for number, raw in enumerate(stream, 1):
+            if number == 1:
+                refuse_wide_encoding(file, raw)
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:

@@ -16,6 +16,7 @@ from mdata.sources.chat_schema import ChatSchema
 from mdata.sources.conversation import WritesMessages
 from mdata.sources.row_filter import RowFilter
 from mdata.sources.text_template import TextTemplate
+from mdata.util.regular_files import wide_encoding
 
 Kind = Literal[
     "bad-chat",
@@ -228,7 +229,8 @@ def decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        guess = " (this looks like UTF-16)" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else ""
+        name = wide_encoding(data)
+        guess = f" (this looks like {name})" if name else ""
         problem = f"not UTF-8: byte 0x{data[error.start]:02x} at byte {error.start + 1}{guess}"
         raise BadRecord("not-utf8", problem) from error
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from mdata import BadInputError, UsageError
 from mdata.errors import counted
 from mdata.progress import SILENT, Progress
-from mdata.util.regular_files import regular_file
+from mdata.util.regular_files import refuse_wide_encoding, regular_file
 from trainer.tasks.score import ScoredSpan, Scorer, row_length
 
 CAP = 20.0  # Megatron caps the exponent of a perplexity
@@ -189,10 +189,12 @@ def read_text(path: Path) -> str:
     """The text of a UTF-8 file with its original line ends, without a byte order mark.
 
     Raises:
-        UsageError: it cannot be read, or is a pipe or a device. BadInputError: it is not UTF-8.
+        UsageError: it cannot be read, is a pipe or a device, or text in UTF-16. BadInputError: it is not UTF-8.
     """
     try:
-        return regular_file(path).read_bytes().decode("utf-8-sig")
+        content = regular_file(path).read_bytes()
+        refuse_wide_encoding(path, content)
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path} cannot be read", found=error.strerror) from error
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 from contextlib import nullcontext
 
@@ -95,6 +96,21 @@ def test_a_text_may_begin_with_a_magic_number_of_letters(tmp_path, text):
     (tmp_path / "b.txt").write_bytes(text + b"\0\x15")
     with pytest.raises(UsageError) if text.startswith((b"PARE", b"FEA1")) else nullcontext():
         assert find_files([tmp_path / "b.txt"])[0].format != "text"
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["bare", "mark"])
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.csv", "a.jsonl.gz"])
+def test_text_in_another_encoding_is_refused_by_its_name(tmp_path, name, encoding, mark):
+    data = (mark + '{"text": "na\u00efve"}\n').encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    iconv = encoding[:6] if mark else encoding  # a byte order mark says the rest
+    with pytest.raises(
+        UsageError, match=rf"{name} is {iconv} text\n  expected: UTF-8\n  try: iconv -f {iconv} -t UTF-8"
+    ):
+        list(chunks(find_files([tmp_path / name]), 100, spec=ReadSpec()))
+    (tmp_path / "utf8").write_bytes("\ufeff\u4e00\u0100 a\0b\0".encode())
+    assert find_files([tmp_path / "utf8"], format="text")[0].format == "text"
 
 
 def test_a_warc_file_may_have_the_name_of_a_text(tmp_path):

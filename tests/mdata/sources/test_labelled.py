@@ -125,6 +125,9 @@ def test_files_of_another_kind_are_refused(tmp_path):
     (tmp_path / "latin.tsv").write_bytes(b"text\tlabel\n\xff\t1\n")
     with pytest.raises(BadInputError, match=r"latin\.tsv:2: not UTF-8"):
         read_labelled(tmp_path / "latin.tsv", "classify")
+    (tmp_path / "wide.tsv").write_bytes("text\tlabel\na\t1\n".encode("utf-16-le"))
+    with pytest.raises(UsageError, match=r"wide\.tsv is UTF-16LE text"):
+        read_labelled(tmp_path / "wide.tsv", "classify")
 
 
 def test_a_full_stop_joins_the_word_before_it():

@@ -158,6 +158,9 @@ def test_a_file_in_another_format_is_named(content: str, text: str, tmp_path: Pa
     path.write_bytes(b"\xff")
     with pytest.raises(BadInputError, match="is not UTF-8 text"):
         read_passages(path)
+    path.write_bytes('{"text": "a"}'.encode("utf-16"))
+    with pytest.raises(UsageError, match=r"is UTF-16 text\n  expected: UTF-8\n  try: iconv -f UTF-16 -t UTF-8"):
+        read_passages(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_passages(tmp_path / "none")
     with pytest.raises(UsageError, match="/dev/zero is not a regular file"):
