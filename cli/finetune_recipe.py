@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mdata
@@ -30,7 +30,12 @@ LORA_LR_FACTOR = 10  # adapters want ten times the rate of all weights (Schulman
 BATCH_TOKENS = 262144  # 64 rows of 4,096 tokens (Touvron et al. 2023)
 LEAST_STEPS = 32  # of an epoch, where the data has as many rows
 USUAL_ROW, SHORTEST_ROW = 2048, 256  # tokens
-LAYOUT_KEYS = ("mesh.", "recompute.", "train.micro_batch=")
+_LAYOUT_KEYS = ("mesh.", "recompute.", "train.micro_batch=")
+
+
+def layout_keys(overrides: Sequence[str]) -> list[str]:
+    """The settings of the command line that are the layout, which is then not chosen."""
+    return [word for word in overrides if word.startswith(_LAYOUT_KEYS)]
 
 
 def choose_settings(
@@ -49,7 +54,7 @@ def choose_settings(
     while True:
         draft = _draft(settings, given, length=length, gpus=gpus, arguments=arguments)
         try:
-            if any(word.startswith(LAYOUT_KEYS) for word in arguments.overrides):
+            if layout_keys(arguments.overrides):
                 layout, tables = None, _merged(_merged(draft.tables, {"train": {"micro_batch": 1}}), given)
             else:
                 _, layout = with_layout(draft, arguments)

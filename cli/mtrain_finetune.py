@@ -35,7 +35,7 @@ from trainer.parallel.placement import find_placement
 
 from .console import Console, Parser
 from .finetune_data import Source, check_data, check_pairs, prepare_data, schema_and_key, with_new_tokens
-from .finetune_recipe import DPO_EPOCHS, EPOCHS, LAYOUT_KEYS, choose_settings, kind_keys, lora_keys, model_keys
+from .finetune_recipe import DPO_EPOCHS, EPOCHS, choose_settings, kind_keys, layout_keys, lora_keys, model_keys
 from .finetune_task import add_task_arguments, check_task_options, prepare_task
 from .mtrain_init import (
     PRECISIONS,
@@ -129,8 +129,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
     gpus = _num_gpus(arguments)
     _check_numbers(arguments)
-    layout_keys = [word for word in arguments.overrides if word.startswith(LAYOUT_KEYS)]
-    refuse_unread_hardware(arguments, gpus, layout_keys=layout_keys)
+    refuse_unread_hardware(arguments, gpus, layout_keys=layout_keys(arguments.overrides))
     _check_methods(arguments)
     check_task_options(arguments)
     given = _given(arguments.overrides)
