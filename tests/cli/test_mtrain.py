@@ -236,6 +236,17 @@ def test_the_configuration_in_the_folder_of_its_run_continues_it(
     assert main(["check", "config.toml", "data.blend=mock", "run.folder=../other"]) == 0
 
 
+def test_a_wrong_size_of_a_cache_that_is_not_used_is_one_problem(
+    run_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", run_file, "data.cache_size=many", "data.cache=none"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "cache_size" in line]
+    assert len(lines) == 1 and 'data.cache_size="many" has no effect without data.cache' in lines[0]
+    assert main(["check", run_file, "data.cache_size=many", "data.cache=blocks"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "cache_size" in line]
+    assert len(lines) == 1 and "cache_size 'many' cannot be used" in lines[0]
+
+
 @pytest.mark.parametrize("command", ["check", "plan", "train"])
 @pytest.mark.parametrize(
     ("words", "text"),

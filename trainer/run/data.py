@@ -512,7 +512,7 @@ def _option_keys(config: RunConfig) -> dict[str, Any]:
         "tokenizer_unknown": data.tokenizer_unknown,
         "allow_outside": data.allow_outside,
         "cache": data.cache,
-        "cache_size": data.cache_size,
+        "cache_size": data.cache_size if data.cache else None,  # plan/check.py refuses it without a cache
     }
 
 
