@@ -49,6 +49,7 @@ _CHOICES = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose from (.*
 SAME_COMMAND = "run the same command again: it continues where it was stopped"
 _MOST_ADVISED = 4  # options that an abbreviation may stand for
 _MAY_BE_EMPTY = ("TEXT", "KEY")  # metavars; a key of a JSON object may be empty
+_MAY_BE_BLANK = (*_MAY_BE_EMPTY, "TOKEN")  # a token may be white space
 _EXTRAS = MappingProxyType(
     {
         "torch": "train",
@@ -94,8 +95,10 @@ class Parser(argparse.ArgumentParser):
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """The values of an option or argument; an empty path would be the current folder, and other values nothing."""
-        if "" in arg_strings and action.metavar not in _MAY_BE_EMPTY:
-            raise argparse.ArgumentError(action, "the value is empty; is it a shell variable that is not set?")
+        for text in arg_strings:
+            if not text.strip() and action.metavar not in (_MAY_BE_BLANK if text else _MAY_BE_EMPTY):
+                value = "blank" if text else "empty"
+                raise argparse.ArgumentError(action, f"the value is {value}; is it a shell variable that is not set?")
         return super()._get_values(action, arg_strings)
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -29,9 +29,11 @@ def check_prefix(output_prefix: str) -> None:
     Raises:
         UsageError: as above.
     """
-    if output_prefix.endswith("/") or not Path(output_prefix).name:
+    if output_prefix.endswith("/") or not Path(output_prefix).name.strip():
+        folder = output_prefix.rstrip("/ ")
         raise UsageError(
-            f"output prefix {output_prefix!r} has no name after its folder", fix=f"{output_prefix.rstrip('/')}/NAME"
+            f"output prefix {output_prefix!r} has no name after its folder",
+            fix=f"{folder}/NAME" if folder else "a name, such as NAME",
         )
 
 

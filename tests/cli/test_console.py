@@ -263,15 +263,19 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 @pytest.mark.parametrize(("program", "commands"), [("mdata", MDATA), ("mtrain", MTRAIN)])
-def test_no_option_takes_an_empty_path(program, commands):
-    """Path("") is the current folder, and a result would be written there."""
+@pytest.mark.parametrize("value", ["", " ", "\t\n"], ids=["empty", "space", "tab"])
+def test_no_option_takes_an_empty_or_blank_path(program, commands, value):
+    """Path("") is the current folder, and a result would be written there; Path(" ") is a name that nobody means."""
     for command in commands:
         parser = command_parser(program, command, import_module(command.module, "cli"))
         for action in parser._actions:
             if not action.option_strings or action.nargs == 0 or action.metavar in ("TEXT", "KEY"):
                 continue
+            if value and action.metavar == "TOKEN":
+                continue
             option = action.option_strings[-1]
-            for words in ([option, *[""] * (action.nargs if isinstance(action.nargs, int) else 1)], [f"{option}="]):
+            number = action.nargs if isinstance(action.nargs, int) else 1
+            for words in ([option, *[value] * number], [f"{option}={value}"]):
                 with pytest.raises(errors.UsageError, match=re.escape(option)):
                     parser.parse_intermixed_args(words)
 
@@ -284,6 +288,8 @@ def test_no_option_takes_an_empty_path(program, commands):
         (mdata, "preprocess --input texts.jsonl --tokenizer-type ByteTokenizer --output-prefix=''", "--output-prefix"),
         (mdata, "preprocess --input texts.jsonl '' --tokenizer-type ByteTokenizer --output-prefix a", "--input"),
         (mdata, "adopt ''", "PREFIX"),
+        (mdata, "adopt ' '", "PREFIX"),
+        (mdata, "dedup --input texts.jsonl --output ' '", "--output"),
         (mtrain, "report ''", "RUN"),
         (mtrain, "convert --to hf a ''", "TARGET"),
     ],
@@ -292,5 +298,6 @@ def test_an_empty_word_is_named_and_nothing_is_written(program, line, argument, 
     monkeypatch.chdir(tmp_path)
     Path("texts.jsonl").write_text('{"text": "a"}\n')
     assert program(shlex.split(line)) == 2
-    assert f"error: argument {argument}: the value is empty; is it a shell variable" in capsys.readouterr().err
+    value = "blank" if "' '" in line else "empty"
+    assert f"error: argument {argument}: the value is {value}; is it a shell variable" in capsys.readouterr().err
     assert [path.name for path in Path().iterdir()] == ["texts.jsonl"]

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tests.trainer.convert.hf_models import save
 BYTES = ("--tokenizer-type", "ByteTokenizer")
 MDATA = [
     ("split c --output new/ --shares 1 1", "output prefix 'new/' has no name after its folder\n  try: new/NAME"),
+    ("split c --output 'new/ ' --shares 1 1", "output prefix 'new/ ' has no name after its folder\n  try: new/NAME"),
     ("sample c --output new/ --tokens 5", "try: new/NAME"),
     ("shuffle c --output new/", "try: new/NAME"),
     ("split c --output s --shares 1 -1", "numbers of 0 or more"),
@@ -97,7 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_wrong_input_is_answered_by_what_is_right(folder, monkeypatch, capsys, program, line, said):
     monkeypatch.chdir(folder)
-    words = line.split()
+    words = shlex.split(line)
     if words[0] == "preprocess":
         words += BYTES
     assert program.main(words) == 2
