@@ -43,6 +43,7 @@ from trainer.config.sections import (
     CheckpointSection,
     DataSection,
     KernelsSection,
+    LoRASection,
     MambaSection,
     MeshSection,
     MLASection,
@@ -138,7 +139,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "one, experts by bias, latent attention, later tokens": (1, LATENT, {}),
     "one, hybrid": (1, HYBRID, {}),
     "one, hybrid, full": (1, HYBRID, {"mode": "full"}),
+    "one, lora": (1, LLAMA | {"lora": LoRASection(rank=8)}, {"init_from": "unused"}),
     "ep 2, experts": (2, MOE, {"ep": 2}),
+    "tp 2, experts": (2, MOE, {"tp": 2, **SP}),
+    "pp 2, zb_v, experts by bias, latent attention, later tokens": (2, LATENT, {"pp": 2, "schedule": "zb_v"}),
     "tp 2, hybrid": (2, HYBRID, {"tp": 2, **SP}),
     "pp 2, t5": (2, T5, {"micro_batch": 4, "pp": 2}),
     "tp 2": (2, LLAMA, {"tp": 2}),
@@ -173,6 +177,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "cp 2, tp 2, fp16": (4, LLAMA, {"cp": 2, "tp": 2, **SP, "dtype": "fp16"}),
 }
 SECTIONS: dict[str, Any] = {
+    "checkpoint": CheckpointSection(keep=1),
     "mesh": MeshSection(),
     "optimizer": OptimizerSection(lr=1e-3),
     "precision": PrecisionSection(dtype="bf16"),
@@ -259,9 +264,7 @@ def trained(config: RunConfig, world: World, steps: int) -> Trained:
     """Train a layout for some steps; checkpoints go into a temporary folder that all ranks of this host see."""
     with tempfile.TemporaryDirectory() if world.is_main else nullcontext("") as own:
         folder = gather_objects(own, world.groups["world"])[0]
-        config = dataclasses.replace(
-            config, run=dataclasses.replace(config.run, folder=folder), checkpoint=CheckpointSection(keep=1)
-        )
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=folder))
         return _trained(config, world, steps)
 
 

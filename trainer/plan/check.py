@@ -779,14 +779,13 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
 def uses_graphs(config: RunConfig, *, data_parallel: int) -> bool:
     """Whether a GPU launches the passes of this run as CUDA graphs.
 
-    "auto": where whole steps can be recorded, for blocks of attention and MLP, whose bits benchmarks/cuda_graphs.py
-    has compared. Where ranks share parameters, the first and the last microbatch would need memory of their own.
+    "auto": where whole steps can be recorded and benchmarks/cuda_graphs.py has compared their bits, which it has not for
+    experts that tensor-parallel ranks share. Where ranks share parameters, the first and the last microbatch would need
+    memory of their own.
     """
     if (setting := config.kernels.cuda_graphs) != "auto":
         return setting == "on"
-    model = config.model
-    others = (model.moe, model.mla, model.mtp, model.lora)
-    is_compared = model.family != "mamba" and all(section is None for section in others)
+    is_compared = config.model.moe is None or config.mesh.tp == 1
     return is_compared and data_parallel == 1 and not why_not_recorded(config, data_parallel=1)
 
 

@@ -188,8 +188,10 @@ def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_
     name, on = kernel_choice.LAUNCHES, {"cuda_graphs": "on"}
     assert _choices("gpu", mesh={"tp": 1})[name].kernel == "one by one", "two data-parallel ranks"
     assert _choices("gpu", mesh={"tp": 2})[name].kernel == "CUDA graphs"
-    for other in ({"moe": MoESection(num_experts=4)}, {"mtp": MTPSection(num_layers=1)}):
-        assert _choices("gpu", mesh={"tp": 2}, model=other)[name].kernel == "one by one", "not compared yet"
+    experts = {"moe": MoESection(num_experts=4)}
+    assert _choices("gpu", mesh={"tp": 1, "pp": 2}, model=experts)[name].kernel == "CUDA graphs"
+    assert _choices("gpu", mesh={"tp": 2}, model=experts)[name].kernel == "one by one", "not compared yet"
+    assert _choices("gpu", mesh={"tp": 2}, model={"mtp": MTPSection(num_layers=1)})[name].kernel == "CUDA graphs"
     assert _choices("gpu", mesh={"tp": 2}, kernels={"cuda_graphs": "off"})[name].kernel == "one by one"
     assert _choices("cpu", mesh={"tp": 2})[name].kernel == "one by one"
     assert "the first and last" in _choices("gpu", kernels=on, mesh={"tp": 1})[name].reason, "two data-parallel ranks"
