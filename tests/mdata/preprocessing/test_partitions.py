@@ -7,6 +7,7 @@ import json
 import resource
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from mdata.corpus.origins import open_origins
 from mdata.preprocessing.encode import HOLDOUT_BITS, held_out
 from mdata.preprocessing.partitions import Partitions
 from mdata.sources.record_batch import Column
-from tests.helpers.examples import examples
-from tests.helpers.failures import crash_at
+from tests.helpers.examples import SOAK, examples
+from tests.helpers.failures import assert_what_is_visible_is_true, crash_at
 from tests.helpers.notes import Notes
 from tests.mdata.preprocessing.test_preprocess import GOLDEN, TOKENIZER, options, pair
 from tests.mdata.preprocessing.twin import pair_of
@@ -158,6 +159,68 @@ def assert_is(folder, stem, documents, manifest):
         bins[sum(map(len, sequences)).bit_length()] += 1
     assert manifest.statistics.document_lengths == np.trim_zeros(bins, "b")
     assert mdata.verify(folder / f"{stem}.json", full=True).problems == ()
+
+
+TEXTS = (
+    "",
+    " ",
+    "x",
+    "\u00e9",
+    "Stra\u00dfe \U0001f642",
+    "a\u0301\u00a0b",
+    "\u2028",
+    "one\ntwo\r\n",
+    "\ufeff",
+    "word " * 30,
+)
+BAD = (b"{", b'{"text": 3}', b'{"other": ""}', b"\xff", b'{"text": ["a", 1]}')
+
+
+def random_line(random):
+    if random.random() < 0.1:
+        return random.choice(BAD)
+    texts = ["".join(random.choices(TEXTS, k=random.choice((0, 1, 3)))) for _ in range(random.choice((0, 1, 1, 1, 3)))]
+    value = texts[0] if len(texts) == 1 and random.random() < 0.9 else texts
+    return json.dumps({"text": value}, ensure_ascii=random.random() < 0.5).encode()
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(4 * SOAK))
+def test_random_files_are_the_twins_with_any_options_though_killed(tmp_path, seed):
+    """Killed up to three times, and continued with another number of workers."""
+    random, paths = Random(seed), []
+    for number in range(random.choice((1, 2, 4))):
+        paths.append(tmp_path / f"{number}.jsonl")
+        paths[-1].write_bytes(b"\n".join(random_line(random) for _ in range(random.choice((0, 1, 20, 40)))))
+    partitions, sequential = random.choice((1, 2, 5)), random.random() < 0.5
+    share, append_eod = random.choice(("0", "0.4", "1")), random.random() < 0.5
+    given = {
+        "partitions": partitions,
+        "keep_sequential_samples": sequential,
+        "holdout": share,
+        "append_eod": append_eod,
+    }
+    given |= {"input": paths, "on_error": "skip", "chunk_bytes": random.choice((60, 300)), "checkpoint_s": 0}
+
+    def job():
+        return options(tmp_path / "out", **given, workers=random.choice((1, 1, 2)))
+
+    for _ in range(random.choice((1, 3))):
+        crash_at(random.randrange(90), lambda: mdata.preprocess(job()))
+        assert_what_is_visible_is_true(tmp_path / "out")
+    mdata.preprocess(job())
+    eod = TOKENIZER.eod if append_eod else None
+    expected = expected_documents(paths, partitions=partitions, sequential=sequential, share=share, eod=eod)
+    names = {name: f"out_{name.removeprefix('part')}_text_document" for name in expected}
+    if share == "0":
+        assert expected.pop(HELD_OUT) == []
+    if partitions == 1:
+        names["part0"] = "out_text_document"
+    for name, documents in expected.items():
+        assert pair(tmp_path / "out", names[name]) == pair_of([document for document, _ in documents], code=8), name
+        origins = open_origins(tmp_path / "out" / f"{names[name]}.origins")
+        assert [origins.of_document(number) for number in range(len(documents))] == [place for _, place in documents]
+        assert mdata.verify(tmp_path / "out" / f"{names[name]}.json", full=True).problems == ()
 
 
 def test_runs_of_rows_need_an_input_that_can_be_read_twice(tmp_path):

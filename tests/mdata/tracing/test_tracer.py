@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from mdata.loader.sampler import global_batch, rank_rows
 from mdata.tracing.run_steps import Steps, StepSpan
 from mdata.tracing.tracer import Tracer
 from tests.helpers.corpora import write_pair
-from tests.helpers.examples import examples
+from tests.helpers.examples import SOAK, examples
 from tests.helpers.manifests import corpus_of_pairs
 from tests.helpers.masked import make_vocabulary
 from tests.helpers.open_by_keys import open_by_keys
@@ -303,3 +304,48 @@ def test_a_step_of_one_rank(folder):
         tracer.step(3, dp_rank=2)
     with pytest.raises(UsageError, match="the run has no sample 72\n  found: 72 samples"):
         tracer.sample(72)
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(8 * SOAK))
+def test_every_row_of_a_random_run_is_traced_to_its_documents(folder, tmp_path, seed):
+    """A run of any mixture and kind, which goes on with other ranks and microbatches after every few steps."""
+    random, size, steps = Random(seed), 4, 0
+    while not steps:
+        case, shares = random.choice(list(KINDS)), random.choices(("0.1", "1", "2.5"), k=2)
+        words = [
+            word for share, name in zip(shares, ("a.json", "b"), strict=True) for word in (share, str(folder / name))
+        ]
+        mdata.make_blend(words, tmp_path / "mix.json")
+        options = {"sequence_length": random.choice((4, S, 16)), "seed": random.choice((7, 1234)), **KINDS[case]}
+        dataset = open_by_keys(tmp_path / "mix.json", **options)
+        steps = min(SAMPLES, dataset.num_samples or SAMPLES) // size
+    spans, read, done = [], {}, 0
+    while done < steps:
+        dp_size, until = random.choice((1, 2, 4)), random.randint(done + 1, steps)
+        micro_batch = random.choice([rows for rows in (1, 2, 4) if size % (rows * dp_size) == 0])
+        shape = {"micro_batch": micro_batch, "dp_size": dp_size}
+        spans.append(StepSpan(sizes=constant(size), steps_before=done, samples_before=done * size, **shape))
+        for rank in range(dp_size):
+            plan = BatchPlan(size, dp_rank=rank, seed=options["seed"], **shape)
+            batches = iter(mdata.Loader(dataset, plan, consumed=done * size))
+            for step in range(done, until):
+                for number, batch in enumerate(next(batches)):
+                    for sample, row in zip(batch.samples.tolist(), batch.rows.text.tolist(), strict=True):
+                        assert sample not in read
+                        read[sample] = (step + 1, rank, number), row
+            batches.close()
+        done = until
+    tracer = Tracer(dataset, Steps(spans, seed=options["seed"], in_order="megatron" in case, total=steps))
+    assert sorted(read) == list(range(steps * size))
+    for sample, (place, row) in read.items():
+        traced = tracer.sample(sample)
+        assert (traced.place.step, traced.place.dp_rank, traced.place.microbatch) == place
+        corpus, end = dataset.components[traced.component].corpus, 0
+        for part in traced.parts:
+            assert part.first == end
+            end += part.count
+            document = corpus.document(part.document).tolist()
+            assert row[part.first : end] == document[part.in_document : part.in_document + part.count]
+        assert end >= 1 or "document" in case
+        assert not any(row[end : len(row) - (not options.get("extra_token", True))]) or "megatron" in case
