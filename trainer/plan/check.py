@@ -779,9 +779,9 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
 def uses_graphs(config: RunConfig, *, data_parallel: int) -> bool:
     """Whether a GPU launches the passes of this run as CUDA graphs.
 
-    "auto": where whole steps can be recorded and benchmarks/cuda_graphs.py has compared their bits, which it has not for
-    experts that tensor-parallel ranks share. Where ranks share parameters, the first and the last microbatch would need
-    memory of their own.
+    "auto": where whole steps can be recorded and benchmarks/cuda_graphs.py has compared their bits, which it has not
+    for experts that tensor-parallel ranks share. Where ranks share parameters, the first and the last microbatch would
+    need memory of their own.
     """
     if (setting := config.kernels.cuda_graphs) != "auto":
         return setting == "on"
