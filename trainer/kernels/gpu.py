@@ -62,11 +62,19 @@ def document_attention(
 
 
 def padded_attention(
-    q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, length_B: Tensor | None = None, scale: float | None = None
+    q_BSHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    length_B: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    own_rows: bool = True,
 ) -> Tensor:
-    """See plain.padded_attention; a row's real tokens and its padding are two sequences, apart from each other.
+    """See plain.padded_attention.
 
-    Queries of other rows, as a decoder has, all belong to the real tokens.
+    Args:
+        own_rows: queries and keys are of the same tokens; a row's real tokens and its padding are then two sequences,
+            apart from each other. Otherwise all queries, as those of a decoder, see the real keys.
     """
     varlen, shape, keys = _varlen(), q_BSHK.shape, k_BTGK.shape[1]
     if length_B is None or varlen is None or q_BSHK.dtype not in HALF:
@@ -75,7 +83,7 @@ def padded_attention(
     if options.pop("repeat", False):
         k_BTGK, v_BTGK = (x.repeat_interleave(shape[2] // x.shape[2], dim=2) for x in (k_BTGK, v_BTGK))
     bounds = of_queries = _padded_bounds(length_B.int(), keys)
-    if shape[1] != keys:
+    if not own_rows:
         of_queries = _padded_bounds(torch.full_like(length_B, shape[1], dtype=torch.int32), shape[1])
     flat = (x.flatten(0, 1) for x in (q_BSHK, k_BTGK, v_BTGK))
     y_NHK: Tensor = varlen(*flat, of_queries, bounds, shape[1], keys, **options)
@@ -149,7 +157,7 @@ def scored_attention(
     if tensors.keep_BHST is not None or tensors.bias_HST is not None:
         return plain.scored_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors)
     if scores.operation(documents=tensors.document_BS is not None) == "padded_attention" and q_BSHK.dtype in HALF:
-        return padded_attention(q_BSHK, k_BTGK, v_BTGK, tensors.length_B, scores.scale or None)
+        return padded_attention(q_BSHK, k_BTGK, v_BTGK, tensors.length_B, scores.scale or None, own_rows=False)
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     batch, queries, heads, width = q_BSHK.shape

@@ -155,13 +155,15 @@ def test_padded_rows_are_computed_alike_by_every_kernel(lengths, monkeypatch):
         torch.testing.assert_close(got[row, :length].double(), expected[row, :length], rtol=0, atol=0.05)
 
 
+@pytest.mark.parametrize("queries", [5, LENGTH])
 @pytest.mark.parametrize("lengths", [(LENGTH, 7), (1, LENGTH)])
-def test_queries_of_a_decoder_see_the_real_keys(lengths, monkeypatch):
+def test_queries_of_a_decoder_see_the_real_keys(lengths, queries, monkeypatch):
+    """Also where there are as many as keys, for whose own tokens they were once taken."""
     q, k, v = (x.detach() for x in _heads())
     tensors, scores = ScoreTensors(length_B=torch.tensor(lengths)), ScoreShape(causal=False)
-    expected = plain.scored_attention(q[:, :5], k, v, scores, tensors)
+    expected = plain.scored_attention(q[:, :queries], k, v, scores, tensors)
     monkeypatch.setattr(gpu, "_varlen", lambda: _each_sequence)
-    got = gpu.scored_attention(*(x.bfloat16() for x in (q[:, :5], k, v)), scores, tensors)
+    got = gpu.scored_attention(*(x.bfloat16() for x in (q[:, :queries], k, v)), scores, tensors)
     torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.05)
 
 
