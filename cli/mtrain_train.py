@@ -21,7 +21,7 @@ import dataclasses
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -249,7 +249,10 @@ def _labelled_rows(data: DataSection) -> str:
         return ""
     paths = [file.path for file in made.inputs]
     source = paths[0] if len(paths) == 1 else os.path.commonpath(paths)  # RACE has a file for each passage
-    return f"--task {made.options['task']} --data {shlex.quote(source)}"
+    words = ["--task", str(made.options["task"]), "--data", source]
+    if isinstance(columns := made.options.get("columns"), Mapping):
+        words += ["--columns", ",".join(f"{name}={column}" for name, column in columns.items())]
+    return shlex.join([*words, *(["--on-error", "skip"] if made.skipped else [])])
 
 
 def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> None:
