@@ -20,7 +20,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,8 +51,6 @@ from .mtrain_plan import HARDWARE
 from .preprocess_options import TURNS
 
 if TYPE_CHECKING:
-    from mdata.blend.blend import OpenBlend
-    from trainer.config.sections import RunConfig
     from trainer.convert.model_folder import ModelFolder
 
 
@@ -127,6 +125,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.plan.check import least_ranks
     from trainer.run.launch import survey
 
+    from .mtrain_train import main as train
+
     gpus = _num_gpus(arguments)
     _check_numbers(arguments)
     refuse_unread_hardware(arguments, gpus, layout_keys=layout_keys(arguments.overrides))
@@ -184,7 +184,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         atomic_io.atomic_write(output, text.encode())
     facts = summary(config, layout, ranks) if layout or not gpus else "the layout of the command line"
     console.note(f"{output}: {facts}")
-    return _train(output, config, opened, ranks=ranks, console=console)
+    return train(argparse.Namespace(config=str(output), overrides=[], nproc=ranks), console)
 
 
 def _num_gpus(arguments: argparse.Namespace) -> int:
@@ -347,16 +347,3 @@ def _check_length(model: ModelFolder, given: Tables, arguments: argparse.Namespa
             found=f"model.max_position={most}",
             fix=f"--sequence-length {most} or less",
         )
-
-
-def _train(output: Path, config: RunConfig, opened: OpenBlend, *, ranks: int, console: Console) -> int:
-    from .mtrain_train import main as train
-
-    code = train(argparse.Namespace(config=str(output), overrides=[], nproc=ranks), console)
-    if config.data.kind in ("chat", "pairs") and not code:
-        provenance = opened.corpora[0].manifest.provenance
-        template = (provenance.options if provenance else {}).get("chat_template")
-        name = template.get("name", "") if isinstance(template, Mapping) else ""
-        option = " --chat-template plain" if name == "plain" else ""
-        console.note(f"chat with it: mtrain chat {config.run.folder}{option}")
-    return code

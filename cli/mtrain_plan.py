@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from mdata import UsageError
@@ -238,14 +239,15 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
 
 def _refuse_idle(arguments: argparse.Namespace) -> None:
     """Refuse options and settings that a list of layouts would ignore."""
-    one_layout = f"plan one layout: mtrain plan {arguments.config} --ranks {arguments.gpus}"
+    words = ["mtrain", "plan", arguments.config, "--ranks", str(arguments.gpus), *arguments.overrides]
+    one_layout = f"plan one layout: {shlex.join(words)}"
     if arguments.schedule:
         fix = f"leave --schedule out, or {one_layout} --schedule mesh.pp=2"
         raise UsageError("--schedule draws one layout, and --gpus lists all of them", fix=fix)
     chosen = ("mesh.", "recompute.", "train.micro_batch=")  # the list tries all of their values
     if idle := [word for word in arguments.overrides if word.startswith(chosen)]:
         text = f"--gpus tries every mesh, microbatch and recomputation, so {' '.join(idle)} has no effect"
-        raise UsageError(text, fix=f"leave it out, or {one_layout} {' '.join(idle)}")
+        raise UsageError(text, fix=f"leave it out, or {one_layout}")
 
 
 def gpus_described(arguments: argparse.Namespace) -> Hardware:

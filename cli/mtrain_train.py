@@ -21,7 +21,7 @@ import dataclasses
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -153,8 +153,8 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseExcept
     if world.is_main:
         facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
         (unit,) = given_lengths(config.train)
-        scored = _labelled_rows(config.data) if config.data.kind == "classify" else ""
-        of_run = {"unit": unit, "family": config.model.family, "kind": config.data.kind, "scored": scored}
+        of_run = {"unit": unit, "family": config.model.family, "kind": config.data.kind}
+        of_run["options"] = _options_of_data(config.data)
         console.result(result_text(result, config.run.folder, **of_run), facts)
     leave_at_the_end(console.note)
 
@@ -202,12 +202,13 @@ def result_text(
     unit: str = "steps",
     family: str = "gpt",
     kind: str = "gpt",
-    scored: str = "",
+    options: str = "",
 ) -> str:
     """The state of the run as text.
 
     Args:
-        unit: of the run's length. family: of the model. kind: of its samples. scored: what scores labelled rows.
+        unit: of the run's length. family: of the model. kind: of its samples.
+        options: that the next command needs, as `_options_of_data` gives them.
     """
     if result.loss is None:
         longer = f"raise train.{unit} and optimizer.decay_{unit}"
@@ -226,30 +227,41 @@ def result_text(
     if kind == "classify":
         lines += [
             f"predictions: {folder}/predictions",
-            f"next: mtrain eval {folder} {scored or '--task NAME --data FILE'}",
+            f"next: mtrain eval {folder} {options or '--task NAME --data FILE'}",
         ]
     elif Path(folder, "tokenizer_facts.json").is_file():  # not of mock data, or data without a manifest
         command = "chat" if kind in ("chat", "pairs") else "generate"
         blank = {"bert": "[MASK]", "t5": "<extra_id_0>"}.get(family)  # these models need a prompt
-        prompt = f" --prompt 'The capital of {blank} is Paris.'" if blank else ""
-        lines.append(f"next: mtrain {command} {folder}{prompt}")
+        more = f"--prompt 'The capital of {blank} is Paris.'" if blank else options
+        lines.append(f"next: mtrain {command} {folder} {more}".rstrip())
     return "\n".join(lines)
 
 
-def _labelled_rows(data: DataSection) -> str:
-    """The options of mtrain eval for the rows of the first validation set, or of the training data; "": unknown."""
+def _options_of_data(data: DataSection) -> str:
+    """The options of mtrain eval for the labelled rows of the first validation set, or of the training data, and of
+    mtrain chat for conversations; "": none, or unknown."""
     from mdata import open_blend
 
+    if data.kind not in ("classify", "chat", "pairs"):
+        return ""
     try:
         corpora = open_blend(data.valid[0] if data.valid else data.blend, allow_outside=data.allow_outside).corpora
     except MdataError:  # the training has ended well, whatever became of its data
         return ""
     made = corpora[0].manifest.provenance
-    if made is None or "task" not in made.options or not made.inputs:
+    if made is None:
+        return ""
+    template = made.options.get("chat_template")
+    if isinstance(template, Mapping) and template.get("name") == "plain":
+        return "--chat-template plain"
+    if "task" not in made.options or not made.inputs:
         return ""
     paths = [file.path for file in made.inputs]
     source = paths[0] if len(paths) == 1 else os.path.commonpath(paths)  # RACE has a file for each passage
-    return f"--task {made.options['task']} --data {shlex.quote(source)}"
+    words = ["--task", str(made.options["task"]), "--data", source]
+    if isinstance(columns := made.options.get("columns"), Mapping):
+        words += ["--columns", ",".join(f"{name}={column}" for name, column in columns.items())]
+    return shlex.join([*words, *(["--on-error", "skip"] if made.skipped else [])])
 
 
 def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> None:

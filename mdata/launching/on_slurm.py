@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mdata.launching.job_folder import MERGE, Job, JobPhase, part_command
-from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
+from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, squeue, write_script
 from mdata.rewriting.found_parts import as_ranges
 
 _BEFORE_LIMIT_S = 120
@@ -162,9 +162,8 @@ def _queued(submitted: Submitted) -> list[tuple[str, int | None]]:
     wanted = {*submitted.arrays, *([submitted.merge] if submitted.merge else [])}
     if not wanted:
         return []
-    listed = run_slurm(["squeue", "--noheader", "--array", "--format=%F %K"])
-    rows = [line.split() for line in listed.splitlines()]
-    return [(row[0], int(row[1]) if row[1].isdigit() else None) for row in rows if len(row) == 2 and row[0] in wanted]
+    rows = squeue("--array", fields=("%F", "%K"))  # %K: N/A for a job without tasks
+    return [(job_id, int(task) if task.isdecimal() else None) for job_id, task in rows if job_id in wanted]
 
 
 def _max_array_size() -> int:

@@ -43,10 +43,31 @@ def sbatch(options: Sequence[str], script: Path) -> str:
     return job_id
 
 
+def squeue(*options: str, fields: Sequence[str]) -> list[list[str]]:
+    """The jobs that Slurm knows, each with the texts of these fields, such as "%T"; see `sbatch`.
+
+    Raises:
+        ResourceError: a line has other fields: overlooking a job could start it twice.
+    """
+    words = ["squeue", "--noheader", *options, f"--format={'|'.join(fields)}"]
+    rows = []
+    for line in filter(str.strip, run_slurm(words).splitlines()):
+        row = line.strip().split("|")
+        if len(row) != len(fields):
+            raise ResourceError(
+                "a line of squeue cannot be read",
+                found=line[:200],
+                expected=f"what `{shlex.join(words)}` prints by itself",
+                fix="ask the site about its squeue",
+            )
+        rows.append(row)
+    return rows
+
+
 def run_slurm(words: Sequence[str]) -> str:
     """The output of one of Slurm's commands; see `sbatch`."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=True)
     except FileNotFoundError as error:
         raise UsageError(
             f"{words[0]} is not installed on this machine",

@@ -83,7 +83,15 @@ def _made_by(files: Sequence[LabelledFile], task: Task, most_choice: int) -> dic
         with os_errors_named("reading labelled rows"):
             hashes += [[path.name, blake3(path.read_bytes()).hexdigest()] for path in file.files]
     skipped = {kind: sum(file.skipped[kind] for file in files) for file in files for kind in file.skipped}
-    made_by = {"labelled": _VERSION, "task": task, "labels": list(files[0].labels), "files": hashes, "skipped": skipped}
+    made_by: dict[str, Any] = {
+        "labelled": _VERSION,
+        "task": task,
+        "labels": list(files[0].labels),
+        "files": hashes,
+        "skipped": skipped,
+    }
+    if files[0].columns:
+        made_by["columns"] = files[0].columns
     return made_by | ({} if files[0].labels else {"most_choice": most_choice})
 
 

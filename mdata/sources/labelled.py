@@ -97,7 +97,7 @@ class LabelledFile:
 
     Attributes:
         name: of the set, from its path. files: that were read. labels: the names of classes; (): choices.
-        skipped: fault -> how many rows were left out for it.
+        skipped: fault -> how many rows were left out for it. columns: those of other names, as given.
     """
 
     name: str
@@ -105,6 +105,7 @@ class LabelledFile:
     labels: tuple[str, ...]
     rows: list[LabelledRow] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    columns: dict[str, str] = field(default_factory=dict)
 
     @property
     def choices(self) -> int | None:
@@ -145,7 +146,10 @@ def read_labelled(
     path = Path(path)
     files = _files(path, task)
     read = LabelledFile(
-        set_name(path, folder=path.is_dir()), files, () if task == "race" else tuple(labels) or LABELS.get(task, ())
+        set_name(path, folder=path.is_dir()),
+        files,
+        () if task == "race" else tuple(labels) or LABELS.get(task, ()),
+        columns=dict(columns or {}),
     )
     if task == "classify" and not read.labels:
         read.labels = labels_in(files, columns)

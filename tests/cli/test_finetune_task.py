@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def test_own_rows_and_the_file_alone(here: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr()
     assert 'labels = ["3", "4", "5"]' in said.out and 'split = "98,2,0"' in said.out
     assert "own.jsonl: 60 rows; left out: 1 with an empty text" in said.err
+    assert main([*words, "--epochs", "1"]) == 0
+    advised = re.search(r"next: mtrain (eval .*)", capsys.readouterr().out)
+    assert advised and main(shlex.split(advised[1])) == 0, "what it advises reads these rows too"
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from types import SimpleNamespace
 import pytest
 
 from cli.mtrain import COMMANDS, main
-from cli.mtrain_train import _ending_for_good, result_text
+from cli.mtrain_train import _ending_for_good, _options_of_data, result_text
 from mdata import ResourceError, StoppedError, UsageError
 from mdata.util import file_lock
-from tests.helpers.runs import make_config, make_corpora, write_jsonl
+from tests.helpers.runs import make_chat, make_config, make_corpora, write_jsonl
 from trainer.config.parse import dump_config
+from trainer.config.sections import DataSection
 from trainer.launching.job import END_FILE, FINAL
 from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
 from trainer.run.metrics import read_metrics
@@ -381,7 +382,9 @@ def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: py
         (["--gpus", "8", "--schedule"], "--schedule draws one layout, and --gpus lists all of them\n  try: leave"),
         (
             ["--gpus", "8", "mesh.tp=4", "train.micro_batch=2", "train.steps=5"],
-            "--gpus tries every mesh, microbatch and recomputation, so mesh.tp=4 train.micro_batch=2 has no effect",
+            "--gpus tries every mesh, microbatch and recomputation, so mesh.tp=4 train.micro_batch=2 has no effect"
+            "\n  try: leave it out, or plan one layout: mtrain plan RUN "
+            "--ranks 8 mesh.tp=4 train.micro_batch=2 train.steps=5\n",
         ),
         (["--gpus", "8", "--device", "T4"], "unknown --device T4"),
         (["--gpus", "8", "--memory", "-1"], "--memory is -1.0"),
@@ -399,7 +402,7 @@ def test_hardware_that_cannot_be(
     words: list[str], text: str, run_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", run_file, *words]) == 2
-    assert capsys.readouterr().err.startswith(f"mtrain: error: {text}")
+    assert capsys.readouterr().err.startswith(f"mtrain: error: {text.replace('RUN', run_file)}")
 
 
 def test_a_plan_without_data_or_vocabulary_is_refused(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -461,6 +464,9 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
         f"next: mtrain generate {folder}",
     ]
     assert result_text(result, folder, kind="chat").endswith(f"next: mtrain chat {folder}")
+    plain = DataSection(blend=str(make_chat(tmp_path)), kind="chat")
+    talk = result_text(result, folder, kind="chat", options=_options_of_data(plain))
+    assert talk.endswith(f"next: mtrain chat {folder} --chat-template plain"), "a base model's tokenizer has none"
     encoder = result_text(result, folder, family="bert")
     assert encoder.endswith(f"next: mtrain generate {folder} --prompt 'The capital of [MASK] is Paris.'")
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")

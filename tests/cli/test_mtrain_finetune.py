@@ -65,7 +65,7 @@ def test_conversations_are_trained_and_the_same_command_continues(
     assert finetune(*words) == 0
     said = capsys.readouterr()
     run = here / "runs/tiny-chats"
-    assert "conversations under 'messages'" in said.err and said.err.endswith("mtrain chat runs/tiny-chats\n")
+    assert "conversations under 'messages'" in said.err and said.out.endswith("mtrain chat runs/tiny-chats\n")
     config = load_config(run / "run.toml")
     assert (config.data.kind, config.checkpoint.init_from, config.optimizer.lr) == ("chat", "tiny", 1e-3)
     assert (config.precision.dtype, config.train.sequence_length, config.model.max_position) == ("fp32", 64, 128)
@@ -160,8 +160,8 @@ def test_pairs_are_trained_on_by_dpo(here: Path, capsys: pytest.CaptureFixture[s
     assert not (here / "runs").exists(), "the first record says so, before all are tokenized"
     words = ("--dpo", "--beta", "0.2", "--epochs", "0.5", "--sequence-length", "128", "--folder", "dpo")
     assert finetune("tiny", "pairs.jsonl", *words, "--lr", "1e-3") == 0
-    said = capsys.readouterr().err
-    assert "pairs of conversations under 'chosen'" in said and said.endswith("mtrain chat dpo\n")
+    out, said = capsys.readouterr()
+    assert "pairs of conversations under 'chosen'" in said and out.endswith("mtrain chat dpo\n")
     assert "DPO: log probabilities of " in said
     assert said.count("longer than a row of 128 tokens are left out: 7\n") == 1
     config = load_config(here / "dpo/run.toml")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mdata.errors import ResourceError
-from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
+from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, squeue, write_script
 from mdata.util.commands import command_line
 from trainer.launching.job import END_FILE, FINAL, JOB, PLANNED_RANKS, RANKS, RunJob
 from trainer.run.excluded_hosts import EXCLUDED
@@ -214,15 +214,12 @@ def slurm_state(job_id: str) -> SlurmState | None:
         UsageError: Slurm is not here. ResourceError: it does not answer.
     """
     try:
-        listed = run_slurm(["squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%N|%L"])
+        rows = squeue(f"--jobs={job_id}", fields=("%T", "%r", "%N", "%L"))
     except ResourceError as error:
         if "Invalid job id" in str(error):  # ended some time ago
             return None
         raise
-    for line in listed.splitlines():
-        state, reason, nodes, left = line.split("|")
-        return SlurmState(state, reason, nodes, left)
-    return None
+    return SlurmState(*rows[0]) if rows else None
 
 
 def slurm_restarts(job_id: str) -> int:

@@ -272,6 +272,7 @@ class Queue:
         self.scripts, self.cancelled, self.ids = {}, [], itertools.count(100)
         monkeypatch.setattr(on_slurm, "sbatch", self.sbatch)
         monkeypatch.setattr(on_slurm, "run_slurm", self.run)
+        monkeypatch.setattr(on_slurm, "squeue", self.squeue)
 
     def sbatch(self, options, script):
         name = str(next(self.ids))
@@ -281,10 +282,11 @@ class Queue:
     def run(self, words):
         if words[0] == "scancel":
             self.cancelled += [(name, self.scripts.pop(name)) for name in words[1:]]
-        if words[0] == "squeue":
-            tasks = ((name, re.search(r"--array=(\S+)", text)) for name, text in self.scripts.items())
-            return "\n".join(f"{name} {task}" for name, found in tasks for task in _tasks(found[1]) if found)
         return "MaxArraySize = 3"
+
+    def squeue(self, *options, fields):
+        tasks = ((name, re.search(r"--array=(\S+)", text)) for name, text in self.scripts.items())
+        return [[name, str(task)] for name, found in tasks for task in _tasks(found[1]) if found]
 
     def of(self, phase):
         """(id, tasks, what it waits for) of the arrays of a phase."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mdata.errors import ResourceError, UsageError
+from mdata.launching.slurm_commands import squeue
 from tests.trainer.launching.jobs import a_job, calls, programs
 from trainer.launching.job import prepare
 from trainer.launching.on_slurm import (
@@ -261,6 +262,21 @@ def test_what_slurm_says_of_a_job(tmp_path, monkeypatch):
     stop_in_slurm(a_job(tmp_path), state)
     stop_in_slurm(a_job(tmp_path), SlurmState("PENDING", "Resources", "", ""))
     assert calls(tmp_path / "bin")[-2:] == ["scancel --batch --signal=TERM 7", "scancel 7"]
+
+
+@pytest.mark.parametrize("answer", ["RUNNING", "RUNNING|None|n1|1:00|7", "Welcome to this site", "\\377"])
+def test_an_answer_of_squeue_that_cannot_be_read_is_shown(tmp_path, monkeypatch, answer):
+    """Another program of that name, or a line of the site's own: the job may be there or not."""
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", squeue=f"printf '{answer}\\n'")["PATH"])
+    expected = (
+        r"a line of squeue cannot be read\n  found: .*\n  expected: what `squeue --noheader --jobs=7 '--format=%T"
+    )
+    with pytest.raises(ResourceError, match=expected):
+        slurm_state("7")
+    with pytest.raises(ResourceError, match="a line of squeue cannot be read"):
+        squeue("--array", fields=("%F", "%K"))
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", squeue="printf '\\n12|N/A\\n13|4\\n'")["PATH"])
+    assert squeue("--array", fields=("%F", "%K")) == [["12", "N/A"], ["13", "4"]]
 
 
 def test_what_slurm_refuses_is_said_in_its_words(tmp_path, monkeypatch):
