@@ -26,11 +26,12 @@ from tests.trainer.convert.test_megatron import everything
 from tests.trainer.engines import small_config
 from tests.trainer.models import test_random_models
 from trainer.checkpoint.format import RunState
-from trainer.config.sections import DataSection, RunConfig
+from trainer.config.sections import CheckpointSection, DataSection, RunConfig
+from trainer.convert.compare import logits_of
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import to_hf
 from trainer.convert.megatron_args import _NEGATED, to_arguments
-from trainer.convert.model_folder import ModelFolder
+from trainer.convert.model_folder import Format, ModelFolder
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import check_cut, write_mp_rank
 from trainer.convert.torch_dist_write import OptimizerForm, write_torch_dist
@@ -47,6 +48,8 @@ from trainer.run.engine import Engine
 
 pytest.importorskip("transformers")
 PUBLISHED = (*NAMES, *OTHER_EXPERTS, *HYBRIDS)
+DENSE = tuple(name for name in NAMES if name not in ("qwen2_moe", "mamba2"))
+FORMS_OF_ADAPTERS: Sequence[Format] = ("hf", "mtrain", "peft")
 OTHERS: Mapping[str, Sequence[Any]] = {
     "num_layers": (1, 2, 3, 5, 6),
     "num_kv_heads": (1, 2, 4),
@@ -98,6 +101,23 @@ def _changed(chance: random.Random, published: RunConfig) -> RunConfig:
     return replace(base, model=replace(model, **{"vocab_size": 50} | changes), train=train)
 
 
+def _near_published(chance: random.Random, names: Sequence[str], folder: Path) -> RunConfig:
+    """A changed model that is exported or, if it is refused, another one."""
+    name = chance.choice(names)
+    published = open_model(save(name, folder / "theirs", tokens=False)).config
+    while True:
+        config = _changed(chance, published)
+        if check(config, 1, facts=None):
+            continue
+        try:
+            to_hf(config, 50)
+        except UsageError as error:
+            assert "model_type" in str(error)
+            continue
+        print(name, config.model)  # shown where it fails
+        return config
+
+
 def _saved(config: RunConfig, folder: Path) -> Path:
     """A run folder with weights far from an initialization, so that every term matters."""
     world = join_world(Mesh(1), placement=Placement())
@@ -112,22 +132,39 @@ def _saved(config: RunConfig, folder: Path) -> Path:
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(6 * SOAK))
 def test_a_model_near_a_published_one_is_exported_as_it_is_or_refused(seed: int, tmp_path: Path) -> None:
-    chance = random.Random(seed)
-    name = chance.choice(PUBLISHED)
-    published = open_model(save(name, tmp_path / "theirs", tokens=False)).config
-    while True:
-        config = _changed(chance, published)
-        if check(config, 1, facts=None):
-            continue
-        try:
-            to_hf(config, 50)
-        except UsageError as error:
-            assert "model_type" in str(error)
-            continue
-        break
-    print(name, config.model)  # shown where it fails
+    config = _near_published(random.Random(seed), PUBLISHED, tmp_path)
     exported = convert(_saved(config, tmp_path / "run"), tmp_path / "theirs again", options=ConvertOptions(to="hf"))
     assert exported["check"]["compared"]
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(3 * SOAK))
+def test_random_adapters_are_merged_to_the_function_that_they_have(seed: int, tmp_path: Path) -> None:
+    """Read back from a merged model, and from a folder of peft where this has such adapters."""
+    chance = random.Random(seed)
+    dense = _near_published(chance, DENSE, tmp_path)
+    base = _saved(dense, tmp_path / "base")
+    while True:
+        model = replace(dense.model, lora=test_random_models._lora(chance))
+        config = replace(dense, model=model, checkpoint=CheckpointSection(init_from=str(base)))
+        if not check(config, 1, facts=None):
+            break
+    print(config.model.lora)
+    run = _saved(config, tmp_path / "run")
+    engine = Engine(
+        config, make_plan(config, 1, facts=None), world=join_world(Mesh(1), placement=Placement()), fresh=False
+    )
+    engine.load(run / "checkpoints" / "step-1")
+    tokens = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(5))
+    expected = engine.model.logits(tokens)[..., :50].detach()  # without padding
+    assert not torch.equal(expected, logits_of(open_model(base), tokens))
+    for form in FORMS_OF_ADAPTERS:
+        try:
+            assert convert(run, tmp_path / form, options=ConvertOptions(to=form))["check"]["compared"]
+        except UsageError as error:
+            assert form == "peft" and "peft cannot have an adapter" in str(error)
+            continue
+        torch.testing.assert_close(logits_of(open_model(tmp_path / form), tokens), expected, rtol=1e-4, atol=1e-4)
 
 
 STATES = ("weight", "exp_avg", "exp_avg_sq")

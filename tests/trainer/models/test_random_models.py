@@ -209,14 +209,17 @@ def _t5(chance: random.Random) -> tuple[ModelSection, DataSection]:
 
 
 def _adapted(chance: random.Random) -> tuple[ModelSection, DataSection]:
+    return replace(_model(chance), lora=_lora(chance)), DataSection(blend="mock")
+
+
+def _lora(chance: random.Random) -> LoRASection:
     targets = ("q", "k", "v", "out", "gate", "up", "down")
-    section = LoRASection(
+    return LoRASection(
         rank=chance.choice((1, 3, 4)),
         alpha=chance.choice((None, 6.0)),
         targets=tuple(name for name in targets if chance.random() < 0.5),
         modules_to_save=tuple(name for name in ("embedding", "head") if chance.random() < OFTEN),
     )
-    return replace(_model(chance), lora=section), DataSection(blend="mock")
 
 
 def _experts(chance: random.Random) -> MoESection:
