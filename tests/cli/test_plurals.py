@@ -32,8 +32,8 @@ def one_of_each(tmp_path):
     ("command", "expected"),
     [
         ("inspect one_text_document.json", "from 1 input: 1 row"),
-        ("inspect one_text_document.json --document 0", "1 token"),
-        ("cat one_text_document.json --document 0,0", "1 token <=="),
+        ("inspect one_text_document.json --documents 0", "1 token"),
+        ("cat one_text_document.json --documents 0,0", "1 token <=="),
         ("verify one_text_document.json --full", "one_text_document"),
         ("trace one_text_document.json --document 0 --sequence-length 1", "1 token in 1 sequence"),
         ("clean --input one.jsonl --output kept --steps fix", "1 of 1 row kept"),
