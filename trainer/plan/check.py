@@ -722,6 +722,7 @@ def optimizer_problems(optimizer: OptimizerSection, precision: PrecisionSection)
         )
 
 
+GROUPED_MULTIPLE = 8  # of the widths of experts in products that do not wait for the host
 MULTIPLE = 16  # of every dimension of a product of FP8 matrices: required by cuBLAS
 BLOCK = 128  # the same with blockwise scales, whose blocks have this side: no block is then shared by two ranks
 DELAYED_KEYS = ("fp8_amax_history_len", "fp8_amax_compute", "fp8_margin")
@@ -773,20 +774,32 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
         return "the number of document bounds differs between microbatches"
     if config.data.kind == "classify":
         return 'rows of data.kind="classify" have padding, whose length differs between microbatches'
+    return why_experts_wait(config)
+
+
+def why_experts_wait(config: RunConfig) -> str:
+    """Why products of experts wait for the host on every GPU; "" if they need not (see kernels/gpu.py)."""
+    model, mesh = config.model, config.mesh
+    if model.moe is None:
+        return ""
+    if (dtype := config.precision.dtype) != "bf16":
+        return f'products of experts wait for the host with precision.dtype="{dtype}", but not with "bf16"'
+    inner = (model.moe.ffn_hidden_size or model.ffn_hidden_size or model.hidden_size) // (mesh.etp or mesh.tp)
+    for name, width in (("model.hidden_size", model.hidden_size), ("the hidden size of an expert on a rank", inner)):
+        if width % GROUPED_MULTIPLE:
+            return f"products of experts wait for the host where {name}, {width}, is no multiple of {GROUPED_MULTIPLE}"
     return ""
 
 
 def uses_graphs(config: RunConfig, *, data_parallel: int) -> bool:
     """Whether a GPU launches the passes of this run as CUDA graphs.
 
-    "auto": where whole steps can be recorded and benchmarks/cuda_graphs.py has compared their bits, which it has not
-    for experts that tensor-parallel ranks share. Where ranks share parameters, the first and the last microbatch would
-    need memory of their own.
+    "auto": where whole steps can be recorded, but not for experts, which gain less than 1 % and need a GPU of Hopper or
+    later. Where ranks share parameters, the first and the last microbatch would need memory of their own.
     """
     if (setting := config.kernels.cuda_graphs) != "auto":
         return setting == "on"
-    is_compared = config.model.moe is None or config.mesh.tp == 1
-    return is_compared and data_parallel == 1 and not why_not_recorded(config, data_parallel=1)
+    return config.model.moe is None and data_parallel == 1 and not why_not_recorded(config, data_parallel=1)
 
 
 def why_not_beside(config: RunConfig) -> str:

@@ -62,6 +62,7 @@ from trainer.run.data import TOKENS_MULTIPLE, References, numbered_conversations
 from trainer.run.run_folder import versions
 from trainer.run.step_report import NO_LIMITS, Moment, PendingReport, SpikeLimits, mean, numbers_beside
 
+HOPPER = (9, 0)  # the compute capability from which on PyTorch has grouped products that do not wait for the host
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 _MIX = -0x61C8864680B583EB  # 2^64 / the golden ratio, as a signed number (Knuth 1973, section 6.4)
 EVALUATED_PER_RANK = 4  # microbatches of an evaluation that go through a pipeline together, for each of its ranks
@@ -168,10 +169,16 @@ class Engine:
         if kernels.cuda_graphs == "on" and self.world.device.type == "cpu":
             expected = 'a GPU, or kernels.cuda_graphs="auto"'
             raise UsageError('kernels.cuda_graphs="on" cannot be used', found="a CPU", expected=expected)
-        recorded = self.world.device.type == "cuda" and uses_graphs(
-            self.config, data_parallel=self.plan.dp * self.plan.cp
-        )
-        return functools.partial(CudaLane, self.world.device) if recorded else None
+        device, data_parallel = self.world.device, self.plan.dp * self.plan.cp
+        if device.type != "cuda" or not uses_graphs(self.config, data_parallel=data_parallel):
+            return None
+        if self.config.model.moe is not None and torch.cuda.get_device_capability(device) < HOPPER:
+            raise UsageError(
+                'kernels.cuda_graphs="on" cannot be used: on this GPU products of experts wait for the host',
+                found=torch.cuda.get_device_name(device),
+                expected='a GPU of Hopper or later, or kernels.cuda_graphs="auto"',
+            )
+        return functools.partial(CudaLane, device)
 
     @property
     def most_overflows(self) -> int:

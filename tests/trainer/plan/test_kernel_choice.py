@@ -188,9 +188,10 @@ def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_
     name, on = kernel_choice.LAUNCHES, {"cuda_graphs": "on"}
     assert _choices("gpu", mesh={"tp": 1})[name].kernel == "one by one", "two data-parallel ranks"
     assert _choices("gpu", mesh={"tp": 2})[name].kernel == "CUDA graphs"
-    experts = {"moe": MoESection(num_experts=4)}
-    assert _choices("gpu", mesh={"tp": 1, "pp": 2}, model=experts)[name].kernel == "CUDA graphs"
-    assert _choices("gpu", mesh={"tp": 2}, model=experts)[name].kernel == "one by one", "not compared yet"
+    experts, bf16 = {"moe": MoESection(num_experts=4)}, {"dtype": "bf16"}
+    narrow = {"moe": MoESection(num_experts=4, ffn_hidden_size=24)}
+    assert _choices("gpu", mesh={"tp": 2}, model=experts)[name].kernel == "one by one"
+    assert _choices("gpu", mesh={"tp": 2}, model=experts, kernels=on, precision=bf16)[name].kernel == "CUDA graphs"
     assert _choices("gpu", mesh={"tp": 2}, model={"mtp": MTPSection(num_layers=1)})[name].kernel == "CUDA graphs"
     assert _choices("gpu", mesh={"tp": 2}, kernels={"cuda_graphs": "off"})[name].kernel == "one by one"
     assert _choices("cpu", mesh={"tp": 2})[name].kernel == "one by one"
@@ -202,6 +203,8 @@ def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_
     for sections, words in {
         "sharding": ({"optimizer": {"sharding": "gradients"}, "mesh": {"tp": 1}}, "moves buffers"),
         "documents": ({"data": {"document_masks": True}}, "document bounds"),
+        "dtype of experts": ({"model": experts, "precision": {"dtype": "fp16"}}, "experts wait for the host"),
+        "width of experts": ({"model": narrow, "precision": bf16}, "12, is no multiple of 8"),
     }.values():
         with pytest.raises(UsageError, match=f'kernels.cuda_graphs="on" cannot be used: .*{words}'):
             _choices("gpu", kernels=on, **sections)
