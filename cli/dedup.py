@@ -16,6 +16,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import get_args
 
 from mdata import UsageError
@@ -125,11 +126,11 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _print(result: DedupResult, console: Console) -> None:
-    share = 100 * result.removed / max(1, result.rows)
+    share, folder = 100 * result.removed / max(1, result.rows), shlex.quote(str(result.folder))
     text = (
         f"{result.removed:,} of {counted(result.rows, 'row')} ({share:.2f} %) repeat earlier ones, {result.exact:,} of "
-        f"them exactly; groups: {result.clusters:,}\nexamples: mdata report {result.folder}\n"
-        f"next: mdata preprocess --skip-rows {result.folder} ..."
+        f"them exactly; groups: {result.clusters:,}\nexamples: mdata report {folder}\n"
+        f"next: mdata preprocess --skip-rows {folder} ..."
     )
     facts = {name: getattr(result, name) for name in ("rows", "removed", "exact", "clusters")}
     console.result(text, {"folder": str(result.folder), **facts})

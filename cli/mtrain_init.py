@@ -15,6 +15,7 @@ import argparse
 import itertools
 import math
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -133,7 +134,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         f"wrote {output}: {summary(config, layout, ranks)}",
         *(f"on this machine: {text}" for text in checked.here),
     ]
-    lines.append(f"next: mtrain check {output}{ranks_there}")
+    lines.append(f"next: mtrain check {shlex.quote(str(output))}{ranks_there}")
     console.result("\n".join(lines), {"output": str(output), "config": draft.tables, "ranks": ranks})
     return 0
 

@@ -224,16 +224,17 @@ def result_text(
     lines.append(f"checkpoint: {result.checkpoint}")
     if result.goodput is not None:
         lines.append(result.goodput.text())
+    quoted = shlex.quote(folder)
     if kind == "classify":
         lines += [
             f"predictions: {folder}/predictions",
-            f"next: mtrain eval {folder} {options or '--task NAME --data FILE'}",
+            f"next: mtrain eval {quoted} {options or '--task NAME --data FILE'}",
         ]
     elif Path(folder, "tokenizer_facts.json").is_file():  # not of mock data, or data without a manifest
         command = "chat" if kind in ("chat", "pairs") else "generate"
         blank = {"bert": "[MASK]", "t5": "<extra_id_0>"}.get(family)  # these models need a prompt
         more = f"--prompt 'The capital of {blank} is Paris.'" if blank else options
-        lines.append(f"next: mtrain {command} {folder} {more}".rstrip())
+        lines.append(f"next: mtrain {command} {quoted} {more}".rstrip())
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
 
 from mdata.cleaning.text_job import TextJobOptions, TextJobResult
@@ -78,7 +79,7 @@ def text_of(result: TextJobResult, *, rows_only: bool) -> str:
     lines = [f"{result.kept:,} of {counted(result.rows, 'row')} kept{changed}; removed: {removed:,} ({share:.2f} %)"]
     lines += counts_of(result)
     if rows_only:
-        lines.append(f"next: mdata preprocess --skip-rows {result.folder} ...")
+        lines.append(f"next: mdata preprocess --skip-rows {shlex.quote(str(result.folder))} ...")
     return "\n".join(lines)
 
 

@@ -448,27 +448,27 @@ def test_generate_says_how_to_start_pipeline_ranks(pp: str, tmp_path: Path, caps
 
 
 def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
-    checkpoint, folder = tmp_path / "step-9", str(tmp_path / "run")
+    checkpoint, folder = tmp_path / "step-9", str(tmp_path / "a run")
     result = TrainResult(9, 1.23456, {"prose": 2.0}, {"late": 3.0}, checkpoint)
     nothing = dataclasses.replace(result, loss=float("nan"))
     assert result_text(nothing, folder).startswith("step 9, none of its tokens counts in the loss")
     assert "generate" not in result_text(result, folder), "data without a tokenizer"
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "tokenizer_facts.json").touch()
+    Path(folder).mkdir()
+    Path(folder, "tokenizer_facts.json").touch()
     text = result_text(result, folder)
     assert text.splitlines() == [
         "step 9, training loss 1.2346 nats per token",
         "validation loss prose: 2.0000",
         "test loss late: 3.0000",
         f"checkpoint: {checkpoint}",
-        f"next: mtrain generate {folder}",
+        f"next: mtrain generate '{folder}'",
     ]
-    assert result_text(result, folder, kind="chat").endswith(f"next: mtrain chat {folder}")
+    assert result_text(result, folder, kind="chat").endswith(f"next: mtrain chat '{folder}'")
     plain = DataSection(blend=str(make_chat(tmp_path)), kind="chat")
     talk = result_text(result, folder, kind="chat", options=_options_of_data(plain))
-    assert talk.endswith(f"next: mtrain chat {folder} --chat-template plain"), "a base model's tokenizer has none"
+    assert talk.endswith(f"next: mtrain chat '{folder}' --chat-template plain"), "a base model's tokenizer has none"
     encoder = result_text(result, folder, family="bert")
-    assert encoder.endswith(f"next: mtrain generate {folder} --prompt 'The capital of [MASK] is Paris.'")
+    assert encoder.endswith(f"next: mtrain generate '{folder}' --prompt 'The capital of [MASK] is Paris.'")
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")
     expected = "step 9 is already done; to train further, raise train.steps and optimizer.decay_steps"
     assert again.splitlines()[0] == expected
