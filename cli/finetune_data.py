@@ -30,7 +30,8 @@ CHAT_FIELDS = (
     ("alpaca", "instruction", "output"),
     ("dolly", "instruction", "response"),
 )
-TEMPLATE_FILE, TOKENIZER_SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+TEMPLATE_FILE, TOKENIZER_SETTINGS, TOKENIZER_FILE = "chat_template.jinja", "tokenizer_config.json", "tokenizer.json"
+OWN = "tokenizer"  # see PreprocessOptions.chat_template
 
 
 class Source(NamedTuple):
@@ -65,9 +66,11 @@ def prepare_data(
             f"{arguments.model} has no tokenizer for the texts in {source}",
             fix="--tokenizer FOLDER with the one that the model was trained with",
         )
-    is_chat = schema != "text"
-    files = _write_tokenizer(folder / "tokenizer", model, model.tokenizer)
-    template = arguments.chat_template
+    is_chat, template = schema != "text", arguments.chat_template
+    own_template = _text_of_template(template, model.tokenizer) if is_chat else None
+    files = _write_tokenizer(folder / "tokenizer", model, model.tokenizer, template=own_template)
+    if own_template is not None:
+        template = OWN
     if is_chat and template is None and _lacks_template(files, model.tokenizer):
         template = "plain"
         console.note("the tokenizer has no chat template: plain is used (User: ..., Assistant: ...)")
@@ -214,20 +217,39 @@ def with_new_tokens(model: ModelFolder, tokens: list[str]) -> tuple[ModelFolder,
     return with_new_rows(model, first, rows, where=str(model.path)), {"new_rows_from": first}
 
 
-def _write_tokenizer(folder: Path, model: ModelFolder, tokenizer: TokenizerConfig) -> dict[str, bytes]:
-    """The tokenizer's files, written to the folder; a chat template beside them becomes part of its settings.
+def _text_of_template(choice: str | None, tokenizer: TokenizerConfig) -> str | None:
+    """The text of a template that is a file and can be kept with the tokenizer; None: it is another, or it cannot."""
+    from mdata.chat.templates import CHATML, PLAIN, choose_template
+    from mdata.tokenizers.registry import build_tokenizer
+
+    if choice in (None, OWN, CHATML, PLAIN) or TOKENIZER_FILE not in tokenizer.files:
+        return None
+    choose_template(choice, build_tokenizer(tokenizer.name, tokenizer.files, options=tokenizer.options))  # is it one?
+    with os_errors_named("reading the chat template"):
+        return Path(choice).read_text(encoding="utf-8")
+
+
+def _write_tokenizer(
+    folder: Path, model: ModelFolder, tokenizer: TokenizerConfig, *, template: str | None
+) -> dict[str, bytes]:
+    """The tokenizer's files, written to the folder; a chat template becomes part of its settings.
 
     So it stays with the tokenizer in corpora, runs and exports, whose folders have no further file.
+
+    Args:
+        template: None: the one beside the tokenizer, if there is one.
     """
     from mdata.tokenizers.base.tokenizer_folder import write_folder
 
     files = dict(tokenizer.files)
     path = model.adapter.base.path if model.adapter is not None and model.format == "peft" else model.path
     with os_errors_named("writing the tokenizer"):
-        template = path / TEMPLATE_FILE if isinstance(path, Path) else None
-        if template is not None and template.is_file() and "tokenizer.json" in files:
+        beside = path / TEMPLATE_FILE if isinstance(path, Path) else None
+        if template is None and beside is not None and beside.is_file():
+            template = beside.read_text(encoding="utf-8")
+        if template is not None and TOKENIZER_FILE in files:
             settings = json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
-            settings["chat_template"] = template.read_text(encoding="utf-8")
+            settings["chat_template"] = template
             files[TOKENIZER_SETTINGS] = json.dumps(settings, indent=1, ensure_ascii=False).encode()
         if files:
             write_folder(folder, files)

@@ -253,8 +253,9 @@ def _options_of_data(data: DataSection) -> str:
     if made is None:
         return ""
     template = made.options.get("chat_template")
-    if isinstance(template, Mapping) and template.get("name") == "plain":
-        return "--chat-template plain"
+    name = template.get("name") if isinstance(template, Mapping) else None
+    if name not in (None, "tokenizer", "chatml"):  # plain, or a file, which the run does not have
+        return f"--chat-template {shlex.quote(str(name))}"
     if "task" not in made.options or not made.inputs:
         return ""
     paths = [file.path for file in made.inputs]

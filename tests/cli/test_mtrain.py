@@ -467,6 +467,10 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
     plain = DataSection(blend=str(make_chat(tmp_path)), kind="chat")
     talk = result_text(result, folder, kind="chat", options=_options_of_data(plain))
     assert talk.endswith(f"next: mtrain chat '{folder}' --chat-template plain"), "a base model's tokenizer has none"
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}")
+    (other := tmp_path / "other").mkdir()
+    drawn = DataSection(blend=str(make_chat(other, chat_template=str(tmp_path / "mine.jinja"))), kind="chat")
+    assert _options_of_data(drawn) == "--chat-template mine.jinja", "the run has no copy of it"
     encoder = result_text(result, folder, family="bert")
     assert encoder.endswith(f"next: mtrain generate '{folder}' --prompt 'The capital of [MASK] is Paris.'")
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")

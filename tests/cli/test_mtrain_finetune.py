@@ -81,6 +81,21 @@ def test_conversations_are_trained_and_the_same_command_continues(
     assert "run.toml already exists, with other settings" in error and "mtrain train runs/tiny-chats/run.toml" in error
 
 
+def test_a_template_file_stays_with_the_tokenizer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So nobody has to name it again to chat with the run, and an export has it."""
+    mine = TEMPLATE.replace("assistant", "bot").replace("{{ m.role }}", "{{ m.role|replace('assistant', 'bot') }}")
+    (here / "mine.jinja").write_text(mine)
+    words = ("tiny", "chats.jsonl", "--epochs", "0.1", "--sequence-length", "64", "--chat-template")
+    assert finetune(*words, "mine.jinja") == 0
+    assert capsys.readouterr().out.endswith("mtrain chat runs/tiny-chats\n")
+    settings = json.loads((here / "runs/tiny-chats/tokenizer/tokenizer_config.json").read_text())
+    assert settings["chat_template"] == mine
+    (here / "wrong.jinja").write_text("no template")
+    for name, said in (("none.jinja", "none.jinja"), ("wrong.jinja", "wrong.jinja is not a chat template")):
+        assert finetune(*words, name, "--folder", f"runs/{name}") == 2
+        assert said in capsys.readouterr().err
+
+
 def test_adapters_are_trained_and_go_on_from_a_folder_of_peft(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("chats.jsonl", "--lora", "4", "--epochs", "0.1", "--sequence-length", "64", "model.lora.alpha=12.0")
     assert finetune("tiny", *words) == 0
