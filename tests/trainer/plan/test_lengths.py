@@ -1,16 +1,23 @@
-"""Lengths in steps, samples and tokens, resolved to one counter."""
+"""Lengths in steps, samples and tokens, resolved to one counter; MDATA_SOAK multiplies the random runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.examples import SOAK
 from tests.trainer.plan.test_plan import FACTS, config
+from trainer.config.sections import RunConfig
+from trainer.optim.schedules import rates
 from trainer.plan.check import check
 from trainer.plan.lengths import batch_sizes, run_length, schedule_lengths, training_samples
 
@@ -140,3 +147,118 @@ def test_a_schedule_of_its_own_length_may_be_longer_than_the_run() -> None:
     assert any(
         "is more than train.steps=100" in p for p in check(config(optimizer={"warmup_steps": 101}), 2, facts=None)
     )
+
+
+UNITS = {"steps": 1, "samples": 8, "tokens": 8 * 32}  # of each in a step of the largest batch
+REMAINING = {
+    "linear": lambda u: 1 - u,
+    "cosine": lambda u: (1 + math.cos(math.pi * u)) / 2,
+    "exponential": lambda u: 2 * 0.5**u - 1,
+    "minus_sqrt": lambda u: 1 - math.sqrt(u),
+}
+
+
+def _scheduled(chance: random.Random) -> RunConfig:
+    """A run with drawn schedules, whose lengths are in any units; `check` may refuse it."""
+    pick = chance.choice
+
+    def length(prefix: str, most: int) -> dict[str, int]:
+        unit = pick(["steps", *UNITS])
+        return {f"{prefix}{unit}": chance.randint(1, most) * UNITS[unit]}
+
+    steps, size = chance.randint(1, 40), pick((RAMP, "2 2 200", TABLE, "0:3 3K:8", "0:12 2K:2 6K:8", None))
+    sizes = {} if size is None else {"batch_schedule" if ":" in size else "batch_ramp": size}
+    optimizer: dict[str, Any] = {
+        "schedule": pick(("cosine", "linear", "constant", "inverse_sqrt", "wsd", "wsd")),
+        "min_lr": pick((0.0, 1e-4)),
+        "init_lr": pick((0.0, 1e-5)),
+        "embedding_lr": pick((None, 5e-3)),
+        "warmup_count": pick(("after", "before")),
+        "warmup_steps": None,
+        "wsd_decay": pick(list(REMAINING)),
+        "weight_decay_schedule": pick(("constant", "linear", "cosine")),
+        "weight_decay_end": 0.3,
+    }
+    optimizer |= pick(({}, {"warmup_fraction": pick((0.1, 0.4))}, length("warmup_", 6)))
+    optimizer |= pick(({}, length("decay_", steps + 5)))
+    if optimizer["schedule"] == "wsd":
+        optimizer |= length("wsd_decay_", 8)
+    if optimizer["weight_decay_schedule"] != "constant":
+        optimizer |= pick(({}, length("weight_decay_", steps)))
+    train = {"micro_batch": 1} | NONE | length("", steps) | sizes
+    return config(train=train, mesh={"tp": 1}, optimizer=optimizer)
+
+
+def _twin(run: RunConfig) -> list[tuple[float, float, float]]:
+    """Learning rates and weight decay of each step, as docs/howto/training.md has them: by a loop over the steps."""
+    optimizer, sizes, starts = run.optimizer, batch_sizes(run.train), [0]
+    while len(starts) < 500:
+        starts.append(starts[-1] + sizes.at(starts[-1]))
+    lengths = dict[str, tuple[str, float]]()
+    for name in ("", "warmup_", "decay_", "wsd_decay_", "weight_decay_"):
+        for unit in UNITS:
+            if amount := getattr(optimizer if name else run.train, f"{name}{unit}"):
+                lengths[name] = ("samples", amount / 32) if unit == "tokens" else (unit, amount)
+    unit, amount = lengths.pop("")
+    steps = int(amount) if unit == "steps" else max(n for n, start in enumerate(starts) if start <= amount)
+    lengths.setdefault("decay_", (unit, amount))
+    if optimizer.weight_decay_schedule != "constant":
+        lengths.setdefault("weight_decay_", (unit, amount))
+    in_steps = all(unit == "steps" for unit, _ in lengths.values())
+    counter = list(range(len(starts))) if in_steps else starts
+
+    def end(name: str) -> float:
+        unit, amount = lengths.get(name, ("samples", 0))
+        return counter[int(amount)] if unit == "steps" else amount
+
+    end_of_decay = end("decay_")
+    warmup = end("warmup_") or (optimizer.warmup_fraction or 0) * end_of_decay
+    begin = end_of_decay - end("wsd_decay_")
+    if lengths.get("wsd_decay_", ("",))[0] == "steps":
+        last = max(n for n, count in enumerate(counter) if count <= end_of_decay)
+        wsd = int(lengths["wsd_decay_"][1])
+        begin = end_of_decay - (counter[last] - counter[last - wsd])
+
+    def rate(step: int, high: float, low: float) -> float:
+        x, y = counter[step : step + 2]
+        if optimizer.warmup_count == "before" and 0 < warmup >= x:
+            return optimizer.init_lr + (high - optimizer.init_lr) * x / warmup
+        if optimizer.warmup_count == "after" and x < warmup:
+            return optimizer.init_lr + (high - optimizer.init_lr) * min(1, y / warmup)
+        if optimizer.schedule == "constant":
+            return high
+        if x > end_of_decay or (x == end_of_decay and optimizer.schedule != "inverse_sqrt"):
+            return low
+        if optimizer.schedule == "inverse_sqrt":
+            return max(low, high * math.sqrt(max(warmup, 1) / max(x, 1)))
+        if optimizer.schedule == "wsd":
+            done = max(0, x - begin) / (end_of_decay - begin)
+            return low + (high - low) * REMAINING[optimizer.wsd_decay](done)
+        return low + (high - low) * REMAINING[optimizer.schedule]((x - warmup) / (end_of_decay - warmup))
+
+    def decay(step: int) -> float:
+        if optimizer.weight_decay_schedule == "constant":
+            return optimizer.weight_decay
+        done = min(1, counter[step] / end("weight_decay_"))
+        share = REMAINING[optimizer.weight_decay_schedule](done)
+        return optimizer.weight_decay_end + (optimizer.weight_decay - optimizer.weight_decay_end) * share
+
+    peaks = (optimizer.lr, optimizer.min_lr)
+    own = (optimizer.embedding_lr, optimizer.embedding_min_lr) if optimizer.embedding_lr else peaks
+    return [(rate(step, *peaks), rate(step, *own), decay(step)) for step in range(steps)]
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(40 * SOAK))
+def test_the_rates_of_a_random_run_are_those_of_the_page(seed: int) -> None:
+    chance = random.Random(seed)
+    run = next(drawn for drawn in iter(lambda: _scheduled(chance), None) if not check(drawn, 1, facts=None))
+    print(run.train, run.optimizer)  # shown where it fails
+    expected, sizes, lengths = _twin(run), batch_sizes(run.train), schedule_lengths(run)
+    samples, found = 0, []
+    for step in range(run_length(run.train).steps):
+        assert run_length(run.train, steps=step, samples=samples) == run_length(run.train)
+        at = rates(run.optimizer, lengths, steps=step, samples=samples, batch=sizes.at(samples))
+        found.append((at.learning_rate, at.embedding_learning_rate, at.weight_decay))
+        samples += sizes.at(samples)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-18)
