@@ -238,7 +238,8 @@ def setting_problem(name: str, value: Any) -> str | None:
 def is_old_not_set(name: str, value: Any) -> bool:
     """Whether files before 0.1 say with this value that section.key is not set."""
     section, _, key = name.rpartition(".")
-    return _if_set(_hints(section_types()[section])[key]) is not None and _zero_or_empty(value)
+    of_values = _if_set(_hints(section_types()[section])[key])
+    return of_values is not None and _says_not_set(value, of_values)
 
 
 def expected_value(name: str) -> str:
@@ -437,10 +438,10 @@ def _if_set(hint: Any) -> Any | None:
 def _converted(value: Any, hint: Any) -> Any:
     """A TOML value as the field stores it: integers are accepted as floats, arrays become tuples.
 
-    For "not set", files before 0.1 have 0 or "", which a key that may be not set cannot have as a value.
+    For "not set", files before 0.1 have "", or 0 where that is not a value of the key.
     """
     if of_values := _if_set(hint):
-        return None if value is None or _zero_or_empty(value) else _converted(value, of_values)
+        return None if value is None or _says_not_set(value, of_values) else _converted(value, of_values)
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if base is float and _fits(value, int):
         return float(value)
@@ -450,8 +451,10 @@ def _converted(value: Any, hint: Any) -> Any:
     return value
 
 
-def _zero_or_empty(value: Any) -> bool:
-    return value in (0, "") and value is not False
+def _says_not_set(value: Any, of_values: Any) -> bool:
+    if value == 0 and value is not False:
+        return not _fits(_converted(0, of_values), of_values)
+    return bool(value == "")
 
 
 def _value_problem(where: str, value: Any, hint: Any) -> str | None:

@@ -2,8 +2,8 @@
 
 The range of a field is in its type (`Annotated[int, Range(1)]`), and its comment is its documentation: `mtrain config`
 prints both. A key that is not set is None, and its comment says after "not set:" what then applies; files before 0.1
-have 0 or "" there, which is read as None. Derived numbers are in `plan.Plan`, and rules between sections in
-`plan/check.py`. Imports no torch.
+have 0 or "" there, which is read as None unless 0 is a value of the key. Derived numbers are in `plan.Plan`, and rules
+between sections in `plan/check.py`. Imports no torch.
 """
 
 from __future__ import annotations

@@ -331,14 +331,24 @@ NOT_SET = {key.name: key.expected for key in describe() if key.default is None a
 
 @pytest.mark.parametrize("name", sorted(NOT_SET))
 def test_a_key_that_is_not_set_is_none(path: Path, name: str) -> None:
-    """Absent, none on the command line, and 0 or "" as files before 0.1 have it; it is absent from files again."""
+    """Absent, none on the command line, and 0 or "" as files before 0.1 have it; it is absent from files again.
+
+    A 0 that is a value of the key is kept.
+    """
     section, _, key = name.rpartition(".")
     needed = [f"{one.name}=2" for one in describe() if one.required and one.name.startswith(f"{section}.")]
     more = needed if "." in section else []
     read = load_config(path, [*more, f"{name}=none"])
     is_number = NOT_SET[name].startswith(("integer", "number"))
-    for text in ("0", "0.0", '""') if is_number else ('""',):
+    with_0 = NOT_SET[name].startswith("integer >= 0")
+    for text in ("0", "0.0", '""') if is_number and not with_0 else ('""',):
         assert load_config(path, [*more, f"{name}={text}"]) == read
+    if with_0:
+        zero = load_config(path, [*more, f"{name}=0"])
+        path.write_text(dump_config(zero))
+        assert getattr(section_of(load_config(path), section), key) == 0
+        with pytest.raises(UsageError, match=rf"{name} is 0.0; expected integer >= 0; did you mean 0\?"):
+            load_config(path, [f"{name}=0.0"])
     assert getattr(section_of(read, section), key) is None
     assert f"\n{key} = " not in dump_config(read).split(f"[{section}]")[1].split("\n[")[0]
     if is_number:
