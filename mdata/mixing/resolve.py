@@ -184,6 +184,8 @@ def _samples_of_phase(
     if not phase.ramp or before is None:
         return PhaseSamples(end, end, 1)
     sum_before = sum((share.amount for share in before), Fraction(0))
+    if not sum_before:
+        return None  # a problem of the phase before
     start = [rest * share.amount / sum_before for share in before]
     room = max(_LEAST_RAMP_STEPS, _CURSORS // len(phase.shares))
     steps = min(MOST_RAMP_STEPS, math.ceil(rest), room)

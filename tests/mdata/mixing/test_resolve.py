@@ -180,6 +180,8 @@ def test_a_blend_without_end_ends_where_a_cap_is_reached():
         ([phase("1", "1", ramp=True, samples=5)], "a ramp goes from the weights"),
         ([phase("1 epochs", "0"), phase("0", "1", ramp=True, samples=5)], "phase 2: a ramp goes from"),
         ([phase("1", "1", samples=5), phase("1", "1", ramp=True)], "phase 2: a ramp needs a length"),
+        ([phase("0", "0", samples=5), phase("1", "1", ramp=True, samples=5)], "^phase 1: no component has a share$"),
+        ([phase("0 tokens", "0"), phase("1", "1", ramp=True, samples=5)], "^phase 1: no component has a share$"),
         ([phase("1", "1", samples=2**62), phase("1", "1", samples=1)], "can be counted"),
         ([phase("0 samples", "0", samples=0)], "no component has a share"),
         ([phase("1", "0", samples=0)], "its length is 0"),
