@@ -166,8 +166,6 @@ def _script(text: str) -> tuple[str, list[str]]:
         words = shlex.split(text)
     except ValueError:  # an open quote: the bash reader reports it better
         return text, []
-    if not words:
-        raise UsageError("--from-megatron is empty", fix="--from-megatron 'pretrain_gpt.py --num-layers 24 ...'")
     if words[0].endswith(".py") or (len(words) > 1 and not words[0].endswith(".sh")):
         return text, []
     try:

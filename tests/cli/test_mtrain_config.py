@@ -104,7 +104,7 @@ def test_the_program_is_named_and_its_local_kernels_are_ours(
     ("text", "expected"),
     [
         ("", "argument --from-megatron: the value is empty"),
-        ("   ", "--from-megatron is empty"),
+        ("   ", "argument --from-megatron: the value is blank"),
         ("no_such_file.sh", "No such file"),
         ("nonsense", "No such file"),
         (".", "cannot read the script ."),
