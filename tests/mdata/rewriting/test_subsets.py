@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from random import Random
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from mdata.rewriting.shuffle import shuffle
 from mdata.rewriting.subsets import sample, split
 from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
-from tests.helpers.examples import examples
-from tests.helpers.failures import durable_calls
+from tests.helpers.examples import SOAK, examples
+from tests.helpers.failures import assert_what_is_visible_is_true, crash_at, durable_calls
+from tests.mdata.preprocessing.test_parts import make_parts
 from tests.reference.subsets import sample_of, split_of
 
 
@@ -114,6 +116,70 @@ def test_a_shuffle_is_the_permutation_whatever_the_buckets(tmp_path_factory, doc
     order = Permutation(len(whole), key).forward(np.arange(len(whole))).tolist()
     assert contents(prefix) == [whole[number] for number in order]
     assert not list(folder.glob(".*"))
+
+
+PIECES = ("", " ", "x", "\u00e9", "one\ntwo", "\ufeff", "word " * 20, "\U0001f642")
+
+
+def random_job(random, folder):
+    """Texts or conversations in several parts, merged: the results, of which the second is what was held out."""
+    chat, lines = random.random() < 0.4, []
+    for _ in range(random.choice((5, 40))):
+        said = ["".join(random.choices(PIECES, k=random.randrange(6))) for _ in range(4)]
+        turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+        lines.append(json.dumps({"x": turns if chat else said[0]}))
+    (folder / "in.jsonl").write_text("\n".join(lines))
+    options = PreprocessOptions(
+        input=str(folder / "in.jsonl"), output_prefix=str(folder / "c"), tokenizer_type="ByteTokenizer",
+        json_keys=("x",), workers=1, chunk_bytes=random.choice((80, 400)), append_eod=random.random() < 0.5,
+        holdout=random.choice(("0", "0.3")), **({"chat": True, "chat_template": "plain"} if chat else {}),
+    )  # fmt: skip
+    make_parts(options, random.choice((1, 2, 4)))
+    return [result.path for result in merge(str(folder / "c"), copy=random.random() < 0.5)]
+
+
+def random_operation(random, path, documents, prefix):
+    """(what makes corpora of the documents of one, the documents of each of them by the twins)."""
+    sizes = [sum(map(len, sequences)) for sequences, _ in documents]
+    seed, corpus, operation = (
+        random.randrange(5),
+        mdata.open_corpus(path),
+        random.choice(("split", "sample", "shuffle")),
+    )
+
+    def order(name):
+        permutation = Permutation(max(1, len(sizes)), derive_key(name, seed, corpus.id))
+        return permutation.forward(np.arange(len(sizes))).tolist()
+
+    if operation == "split":
+        shares = [*random.choices(("0", "0.1", "1/3", "2", "98"), k=random.randrange(4)), "1"]
+        numbers = split_of(sizes, list(map(Fraction, shares)))
+        return lambda: list(split(path, prefix, shares=shares)), [[documents[n] for n in part] for part in numbers]
+    if operation == "sample" and sum(sizes):
+        tokens = random.choice((random.randint(1, sum(sizes)), sum(sizes)))
+        numbers = sample_of(sizes, order("sample-documents"), tokens=tokens)
+        return lambda: [sample(path, prefix, tokens=tokens, seed=seed)[0]], [[documents[n] for n in numbers]]
+    bucket = random.choice((50, 1000))
+    numbers = order("shuffle-documents")
+    return lambda: [shuffle(path, prefix, seed=seed, bucket_bytes=bucket)[0]], [[documents[n] for n in numbers]]
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(4 * SOAK))
+def test_random_operations_one_after_another_are_the_twins_though_killed(tmp_path, seed):
+    random = Random(seed)
+    held = {path: contents(path) for path in random_job(random, tmp_path)}
+    for step in range(5):
+        path, documents = random.choice(list(held.items()))
+        (folder := tmp_path / str(step)).mkdir()
+        make, expected = random_operation(random, path, documents, str(folder / "y"))
+        if random.random() < 0.4:
+            crash_at(random.randrange(60), make, removals=True)
+            assert_what_is_visible_is_true(folder)
+        held |= dict(zip(make(), expected, strict=True))
+    for path, documents in held.items():
+        assert mdata.verify(path, full=True).problems == ()
+        assert contents(path) == documents, path
 
 
 def test_origins_are_kept_over_shards(made, tmp_path):
