@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import msgspec
 import numpy as np
 import pytest
@@ -13,8 +15,11 @@ from mdata.blend.compose import plan_blend
 from mdata.blend_planning.change import BlendEdits, change_blend, change_table
 from mdata.blend_planning.make_blend import save_blend
 from mdata.manifest.ids import blend_id, sealed
+from mdata.tracing.tracer import Tracer
 from tests.helpers.corpora import write_pair
+from tests.helpers.examples import SOAK
 from tests.helpers.manifests import assert_valid
+from tests.mdata.tracing.test_tracer import check_backward
 
 S = 8
 
@@ -312,3 +317,97 @@ def test_an_edit_of_an_older_manifest_counts_alike(corpora, old, part, note):
     aged = OpenBlend(sealed(old_manifest), made.corpora, corpora)
     assert aged.manifest.id == made.manifest.id
     assert part_of(change(aged, 10, add=[("0.5", path("d"))]), "d") == pytest.approx(part, rel=1e-3)
+
+
+WEIGHTS = ("1", "2", "0.5", "1/3", "7", "1e-9", "1e6")
+KINDS = ({}, {}, {"kind": mdata.Packed()}, {"kind": mdata.Document()}, {"split_shares": "90,10,0"})
+
+
+def random_share(random: Random, *, amounts: bool) -> object:
+    """A weight, now and then 0 or next to 0, or an amount."""
+    if amounts and random.random() < 0.3:
+        unit = random.choice(("samples", "tokens", "epochs"))
+        return {unit: random.choice({"samples": ("1", "30"), "tokens": ("7", "200")}.get(unit, ("1", "1/2", "1.5")))}
+    return random.choice((*WEIGHTS, "0"))
+
+
+def random_mixture(random: Random) -> dict[str, object]:
+    """Any components, some of them twice, with groups, caps and phases; about half of them can be read."""
+    names = random.sample("abcd", random.randint(1, 4))
+    entries = [entry(name, weight=random.choice(WEIGHTS)) for name in names]
+    tables: dict[str, object] = {"component": entries}
+    if random.random() < 0.2:
+        entries.append({**entries[0], "weight": random.choice(WEIGHTS)})
+        tables["merge_same"] = True
+    if random.random() < 0.2:
+        entries[0]["max_epochs"] = random.choice(("1", "20"))
+    if random.random() < 0.2:
+        entries[0]["group"] = entries[-1]["group"] = "g"
+        tables["group"] = {"g": random.choice(WEIGHTS)}
+    amounts, phases = random.random() < 0.4, list[dict[str, object]]()
+    for number in range(random.choice((0, 1, 2, 3))):
+        used = random.sample(names, random.randint(1, len(names)))
+        phase = {"shares": {name: random_share(random, amounts=amounts) for name in used}}
+        phases.append({**phase, random.choice(("samples", "tokens")): random.randint(1, 200)})
+        phases[-1]["ramp"] = number > 0 and random.random() < 0.3
+    if phases and random.random() < 0.7:
+        del phases[-1]["samples" if "samples" in phases[-1] else "tokens"]
+    return {**tables, "phase": phases} if phases else tables
+
+
+def random_edits(random: Random, names: tuple[str, ...]) -> BlendEdits:
+    left = random.sample(names, len(names))
+    return BlendEdits(
+        shares={left.pop(): random.choice((*WEIGHTS, "0"))} if random.random() < 0.6 else {},
+        remove=[left.pop()] if left and random.random() < 0.4 else [],
+        replace={left.pop(): path(random.choice("abcd"))} if left and random.random() < 0.2 else {},
+        add=[(random.choice(WEIGHTS), path(random.choice("abcd")))] if random.random() < 0.5 else [],
+    )
+
+
+def check_stream(data: mdata.Dataset, *, count: int = 160) -> list[tuple[str, int]]:
+    """The (corpus, sample inside it) of the first samples, which count on one by one, are counted, and are found."""
+    count = min(count, count if data.num_samples is None else data.num_samples)
+    components, inside = data.locate(np.arange(count))
+    seen = [0] * len(data.components)
+    for k, (component, sample) in enumerate(zip(components.tolist(), inside.tolist(), strict=True)):
+        assert (data.selection.counts(k), sample) == (tuple(seen), seen[component])
+        seen[component] += 1
+    assert data.selection.inverse(components, inside).tolist() == list(range(count))
+    return [(data.components[c].name, i) for c, i in zip(components.tolist(), inside.tolist(), strict=True)]
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(25 * SOAK))
+def test_a_random_mixture_is_made_or_refused_and_changes_keep_what_was_read(corpora, seed):
+    """Written and read again it is the same; documents and samples lead to each other; later changes lose nothing."""
+    random = Random(seed)
+    options = mdata.DatasetOptions(sequence_length=S, **random.choice(KINDS))
+    try:
+        blend = mdata.make_blend(random_mixture(random), "mix.json")
+        data = mdata.Dataset(blend, options)
+    except UsageError:
+        return
+    assert mdata.open_blend("mix.json").manifest == blend.manifest
+    at, read = 0, check_stream(data)
+    for number in range(3):
+        at += random.randint(1, 40)
+        folder = corpora / random.choice((".", "a"))
+        how = (
+            {"spec": random_mixture(random)} if random.random() < 0.4 else {"edits": random_edits(random, blend.names)}
+        )
+        try:
+            changed = change_blend(blend, at, folder=folder, sequence_length=S, **how)
+            new = mdata.Dataset(changed, options)
+        except UsageError:
+            continue
+        save_blend(changed, folder / f"{number}.json")
+        blend = mdata.open_blend(folder / f"{number}.json")
+        assert blend.manifest == changed.manifest
+        after = check_stream(new)
+        assert after[: min(at, len(read))] == read[:at]
+        for k in [k for k, sample in enumerate(after) if sample in read][::20]:
+            assert (new.read([k]).text == data.read([read.index(after[k])]).text).all()
+        data, read = new, after
+    if random.random() < 0.4:
+        check_backward(Tracer(data), min(len(read), 50))
