@@ -56,6 +56,7 @@ def prepare_data(
 ) -> str:
     """The manifest of the data, which is tokenized into its folder if it is jsonl; "" for no data."""
     from mdata.sources.record_batch import BadRowError
+    from trainer.tasks.loaded_model import recorded_template
 
     folder, source, schema, key = data
     if key is None:
@@ -67,6 +68,8 @@ def prepare_data(
             fix="--tokenizer FOLDER with the one that the model was trained with",
         )
     is_chat, template = schema != "text", arguments.chat_template
+    if is_chat and template is None and isinstance(model.path, Path):
+        template = recorded_template(model.path)
     own_template = _text_of_template(template, model.tokenizer) if is_chat else None
     files = _write_tokenizer(folder / "tokenizer", model, model.tokenizer, template=own_template)
     if own_template is not None:

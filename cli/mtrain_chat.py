@@ -1,6 +1,7 @@
 """Chat with a trained model in the terminal.
 
-Uses the tokenizer's own chat template, or ChatML if the tokenizer has its tokens; --chat-template plain works with any.
+Uses the chat template of the run's conversations or of the tokenizer, or ChatML if the tokenizer has its tokens;
+--chat-template plain works with any.
 Ctrl-C stops an answer, Ctrl-D quits, /clear starts a new conversation. Input from a file or pipe is answered line by
 line. For a model that needs several GPUs: mtrain serve MODEL mesh.tp=2, then mtrain client.
 
@@ -34,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template",
         metavar="NAME",
-        help='"tokenizer", "chatml", "plain" or a Jinja file (default: the tokenizer\'s own, else ChatML)',
+        help='"tokenizer", "chatml", "plain" or a Jinja file (default: that of the run\'s conversations, otherwise the '
+        "tokenizer's own, otherwise ChatML)",
     )
     config = "from generation_config.json, otherwise"
     add_talk_arguments(

@@ -43,7 +43,8 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--chat-template",
         metavar="NAME",
-        help='"tokenizer", "chatml", "plain" or a Jinja file (default: the tokenizer\'s own, else ChatML)',
+        help='"tokenizer", "chatml", "plain" or a Jinja file (default: that of the run\'s conversations, otherwise the '
+        "tokenizer's own, otherwise ChatML)",
     )
     add = parser.add_argument_group("the server").add_argument
     add("--host", default="127.0.0.1", metavar="HOST", help="address to listen on (default: 127.0.0.1)")
@@ -148,11 +149,13 @@ def served_model(model: Model, name: str, *, template: str | None) -> Served:
     from mdata.chat.prompt import answer_ends
     from mdata.chat.templates import choose_template
     from trainer.serve.openai_api import Served
+    from trainer.tasks.loaded_model import recorded_template
 
     if model.tokenizer is None:
         raise UsageError(f"{name} has no tokenizer", fix="give a folder that has one: --tokenizer FOLDER")
+    recorded = recorded_template(model.run_folder) if model.run_folder is not None else None
     try:
-        chosen = choose_template(template, model.tokenizer, date=datetime.date.today().isoformat())
+        chosen = choose_template(template or recorded, model.tokenizer, date=datetime.date.today().isoformat())
     except UsageError as error:
         if template is not None:
             raise

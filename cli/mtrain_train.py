@@ -254,7 +254,7 @@ def _options_of_data(data: DataSection) -> str:
         return ""
     template = made.options.get("chat_template")
     name = template.get("name") if isinstance(template, Mapping) else None
-    if name not in (None, "tokenizer", "chatml"):  # plain, or a file, which the run does not have
+    if name not in (None, "tokenizer", "chatml", "plain"):  # a file, which the run does not have
         return f"--chat-template {shlex.quote(str(name))}"
     if "task" not in made.options or not made.inputs:
         return ""

@@ -466,7 +466,7 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
     assert result_text(result, folder, kind="chat").endswith(f"next: mtrain chat '{folder}'")
     plain = DataSection(blend=str(make_chat(tmp_path)), kind="chat")
     talk = result_text(result, folder, kind="chat", options=_options_of_data(plain))
-    assert talk.endswith(f"next: mtrain chat '{folder}' --chat-template plain"), "a base model's tokenizer has none"
+    assert talk.endswith(f"next: mtrain chat '{folder}'"), "the run records that its template is plain"
     (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}")
     (other := tmp_path / "other").mkdir()
     drawn = DataSection(blend=str(make_chat(other, chat_template=str(tmp_path / "mine.jinja"))), kind="chat")

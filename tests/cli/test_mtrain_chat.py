@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -37,6 +38,16 @@ def server(folder: Path) -> Iterator[Running]:
 
     with running(served_model(Model.load(str(folder)), "tiny", template="plain")) as server:
         yield server
+
+
+def test_a_run_is_asked_with_the_template_of_its_conversations(folder, tmp_path):
+    from cli.mtrain_serve import served_model
+
+    (tmp_path / "tokenizer_facts.json").write_text('{"chat_template": "plain"}')
+    model = Model.load(str(folder))
+    assert served_model(model, "tiny", template=None).template is None
+    of_run = dataclasses.replace(model, run_folder=tmp_path)
+    assert served_model(of_run, "run", template=None).template.name == "plain"
 
 
 @pytest.fixture

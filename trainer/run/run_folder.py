@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from mdata import __version__
+from mdata.chat.templates import CHATML, PLAIN
 from mdata.dataset.run_paths import StartedIn
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import address_of, is_address
@@ -335,8 +336,18 @@ def tokenizer_files(data: RunData) -> dict[str, bytes]:
     files = {f"tokenizer/{name}": content for name, content in data.train.tokenizer_files.items()}
     if tokenizer := data.train.tokenizer:
         facts = {"type": tokenizer.type, "options": tokenizer.options, "fingerprint": tokenizer.fingerprint}
+        if template := _named_template(data):
+            facts["chat_template"] = template
         files["tokenizer_facts.json"] = _json(facts)
     return files
+
+
+def _named_template(data: RunData) -> str | None:
+    """The template of the run's conversations, if it is one that needs no file: for chats with the model."""
+    provenances = [part.corpus.manifest.provenance for part in data.train.components]
+    names = {(made.options.get("chat_template") or {}).get("name") if made else None for made in provenances}
+    (name, *others) = names
+    return name if not others and name in (CHATML, PLAIN) else None
 
 
 def record_file(folder: Path) -> dict[str, bytes]:

@@ -493,6 +493,13 @@ def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
     return tokenizer
 
 
+def recorded_template(run_folder: Path) -> str | None:
+    """The name of the chat template that made a run's conversations; None: it had none, or one that is no name."""
+    path = run_folder / "tokenizer_facts.json"
+    name = read_json(path, subject="the template of a run").get("chat_template") if path.is_file() else None
+    return name if isinstance(name, str) else None
+
+
 def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdata.Tokenizer:
     """The tokenizer of a run of an older version, which had one type and no options."""
     if "tokenizer.json" not in files:
