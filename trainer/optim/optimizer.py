@@ -17,6 +17,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -63,9 +64,10 @@ class Optimizer:
         groups: axis -> ranks along it, for the shard axes, those of copies, and "world".
         kernels: the implementation of the update.
         recorder: records the update of a rank that shares its parameters with no other; None: not recorded.
-        norm_groups: names of groups of parameters (`norm_group`) whose squared norms each step gives.
+        norm_groups: logical tensor -> its group (`norm_group`), whose squared norm each step gives.
 
     Attributes:
+        norm_groups: names of these groups, in the order of their norms.
         holds: name -> the runs of the buffers that this rank updates, and where they lie in a tensor of the state: of
             all parameters, or under Muon of the matrices, or of the rest.
         owns: name -> those of them that this rank owns; the others are copies.
@@ -82,7 +84,7 @@ class Optimizer:
         groups: Mapping[str, Group],
         kernels: Kernels,
         recorder: Recorder | None = None,
-        norm_groups: Sequence[str] = (),
+        norm_groups: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.buffers, self.settings, self.groups, self.kernels = buffers, settings, groups, kernels
         unsharded = buffers.sharding == "none"
@@ -119,11 +121,12 @@ class Optimizer:
             buffers, groups, held=held, overlap=settings.overlap_grad_reduce, shrink=self._shrunk
         )
         self.hooks = DataParallelHooks(self.gathers, self.reducer)
-        self._norm_groups = [list[tuple[int, int]]() for _ in norm_groups]  # elements of each in the buffers
+        self.norm_groups = tuple(sorted({*norm_groups.values()}))
+        self._norm_groups = {name: list[tuple[int, int]]() for name in self.norm_groups}  # elements in the buffers
         for slot, low, high, _ in self.owned.parameters() if norm_groups else ():
-            if is_first_copy(slot.spec.copies, lambda axis: self.groups[axis].rank):
-                place = norm_groups.index(norm_group(slot.spec.name))
-                self._norm_groups[place].append((slot.start + low, slot.start + high))
+            # A rank's part of a padded tensor may be padding alone.
+            if slot.spec.pieces and is_first_copy(slot.spec.copies, lambda axis: self.groups[axis].rank):
+                self._norm_groups[norm_groups[slot.spec.pieces[0].name]].append((slot.start + low, slot.start + high))
         alone = groups["data"].size == 1 and self._matrices is None
         self._recorder = recorder if alone else None
         self._recordings: dict[Any, RecordedFunction | None] = {}
@@ -253,13 +256,13 @@ class Optimizer:
 
     def _squares_by_group(self) -> Tensor:
         """This rank's part of the squared norm of each of the norm groups, fp64; precise enough for people."""
-        spans = [span for group in self._norm_groups for span in group]
+        spans = [span for group in self._norm_groups.values() for span in group]
         if not spans:
             return self._steps.new_zeros(len(self._norm_groups))
         views = [self.buffers.gradients.view(*span) for span in spans]
         norms = torch._foreach_norm(views, 2, torch.promote_types(views[0].dtype, torch.float32))
         squares, first, sums = torch.stack(norms).double().square(), 0, []
-        for group in self._norm_groups:
+        for group in self._norm_groups.values():
             sums.append(squares[first : first + len(group)].sum())
             first += len(group)
         return torch.stack(sums)

@@ -142,16 +142,16 @@ class Engine:
             sharding=config.optimizer.sharding,
             in_params_dtype=config.precision.gradients == "params",
         )
-        table = family.parameters(plan.shape, Place(tp_size=tp.size))
-        named = {norm_group(spec.name) for spec in table if not spec.frozen}
-        self.norm_groups = () if config.spikes.action == "off" else tuple(sorted(named))
+        # By the parameters of one rank: which ones q, k and v have depends on the layout.
+        table = family.parameters(plan.shape, Place()) if config.spikes.action != "off" else ()
+        groups = {piece.name: norm_group(spec.name) for spec in table if not spec.frozen for piece in spec.pieces}
         self.optimizer = Optimizer(
             self.buffers,
             config.optimizer,
             groups=world.groups,
             kernels=stages[0].kernels,
             recorder=recorder,
-            norm_groups=self.norm_groups,
+            norm_groups=groups,
         )
         for stage in stages:
             stage.hooks, stage.loss_function = self.optimizer.hooks, loss
@@ -306,7 +306,7 @@ class Engine:
             measured=measure,
             sync=sync,
             limits=limits,
-            num_groups=len(self.norm_groups),
+            num_groups=len(self.optimizer.norm_groups),
         )
 
     def _counted(self, totals: Tensor, num_components: int) -> dict[str, Tensor]:
@@ -328,7 +328,7 @@ class Engine:
     def norms_by_group(self, squares: Sequence[float]) -> dict[str, float]:
         """The gradient norm of each group of parameters, from the squares of a report; a collective, which waits."""
         sums = torch.tensor(squares, dtype=torch.float64, device=self.world.device)
-        return dict(zip(self.norm_groups, all_reduce_(sums, self.everyone).sqrt().tolist(), strict=True))
+        return dict(zip(self.optimizer.norm_groups, all_reduce_(sums, self.everyone).sqrt().tolist(), strict=True))
 
     @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
     def add_gradients(

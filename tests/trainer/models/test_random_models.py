@@ -1,9 +1,9 @@
 """Models with many options drawn together, in layouts drawn with them, against one rank with microbatches of a row.
 
 BERT, T5 and models with adapters are drawn as well. A checkpoint of a decoder is also read in another drawn layout, and
-each generates with any cache what its twin without one does. Other tests take one option, or each pair of some; faults
-of three that meet are found here. The rows of a batch differ in their loss tokens. Draws that `check` refuses are drawn
-again. MDATA_SOAK multiplies their number.
+each generates with any cache what its twin without one does; update rules have drawn options. Other tests take one
+option, or each pair of some; faults of three that meet are found here. The rows of a batch differ in their loss tokens.
+Draws that `check` refuses are drawn again. MDATA_SOAK multiplies their number.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
     assemble,
     check_same_gradients,
+    draw_adapters,
     layouts,
     logical,
     microbatches,
@@ -51,17 +53,21 @@ from trainer.config.sections import (
     OptimizerSection,
     RecomputeSection,
     RunConfig,
+    SpikesSection,
     T5SamplesSection,
     T5Section,
 )
 from trainer.models.family import family_of
 from trainer.models.stage import Microbatch
+from trainer.optim.schedules import rates
 from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.mesh import mesh_of
 from trainer.parallel.params import Place
 from trainer.plan.check import check
+from trainer.plan.lengths import schedule_lengths
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
+from trainer.run.step_report import NO_LIMITS, SpikeLimits
 from trainer.tasks.engine import DecodeEngine
 from trainer.tasks.loaded_model import Model
 
@@ -375,6 +381,111 @@ def test_a_checkpoint_of_a_random_model_is_read_in_another_layout(seed: int, tmp
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
     assert read[0][1] == pytest.approx(saved[0][1], rel=1e-4)
+
+
+def _options(chance: random.Random, rule: str) -> dict[str, Any]:
+    """Options of an update rule and its schedules; epsilon is above the rounding of gradients that are 0."""
+    pick = chance.choice
+    values = {
+        "schedule": pick(("cosine", "linear", "inverse_sqrt")),
+        "warmup_fraction": pick((None, 0.3)),
+        "embedding_lr": pick((None, 2e-2)),
+        "weight_decay": pick((0.0, 0.5)),
+        "weight_decay_schedule": pick(("constant", "linear")),
+        "clip_norm": pick((0.0, 0.1, 1.0)),
+        "beta1": pick((0.9, 0.5)),
+        "momentum": pick((0.9, 0.0)),
+        "epsilon": 1e-4,
+        "bucket_size": pick((None, 1, 500)),
+    }
+    if rule == "muon":
+        values |= {
+            "muon_nesterov": pick((True, False)),
+            "muon_ns_steps": pick((1, 5, 6)),
+            "muon_coefficient_type": pick(("simple", "quintic")),
+            "muon_scale_mode": pick(("spectral", "shape_scaling", "unit_rms_norm")),
+        }
+    return values
+
+
+def _two_rules(seed: int) -> tuple[list[tuple[RunConfig, int]], list[SpikeLimits]]:
+    """Two layouts of a random model and update rule with their ranks, and limits of four steps, which skip some."""
+    chance = random.Random(f"rules{seed}")
+    while True:
+        drawn = [_drawn(chance) for _ in range(2)]
+        first, *_ = drawn[0]
+        model = replace(first.model, lora=_lora(chance)) if chance.random() < RARELY else first.model
+        options, spikes = _options(chance, first.optimizer.name), SpikesSection(action="skip")
+        both = [
+            (
+                replace(
+                    config,
+                    model=model,
+                    data=replace(first.data, document_masks=False),
+                    train=replace(config.train, steps=8),
+                    optimizer=replace(config.optimizer, name=first.optimizer.name, **options),
+                    spikes=spikes,
+                ),
+                ranks,
+            )
+            for config, ranks, _ in drawn
+        ]
+        if not any(check(config, ranks, facts=None) for config, ranks in (*both, (_alone(both[0][0]), 1))):
+            skips = SpikeLimits(*chance.choice(((0.0, math.inf), (math.inf, 0.0))))
+            return both, [skips if chance.random() < 0.3 else NO_LIMITS for _ in range(4)]
+
+
+def _reported(context: Any, config: RunConfig, limits: Mapping[int, SpikeLimits], root: Path | None = None) -> Any:
+    """What steps report, from a checkpoint of the first of them if it is not step 0, and the state behind the last."""
+    begin, lengths, reports = min(limits), schedule_lengths(config), []
+    engine = layouts(context, config, fresh=begin == 0 or config.model.lora is not None)
+    if begin:
+        engine.load(str(root))
+    elif config.model.lora is not None:
+        draw_adapters(engine)
+    for step, of_step in limits.items():
+        at = rates(config.optimizer, lengths, steps=step, samples=8 * step, batch=8)
+        report = engine.step(
+            [replace(batch, components_B=batch.samples_B % 3) for batch in microbatches(engine, step)],
+            at.learning_rate,
+            embedding_rate=at.embedding_learning_rate,
+            weight_decay=at.weight_decay,
+            num_components=3,
+            measure=True,
+            limits=of_step,
+        ).read()
+        reports.append((report, engine.norms_by_group(report.group_squares)))
+    if root is not None and not begin:
+        done = {"step": len(limits), "consumed_samples": 16, "optimizer_steps": engine.optimizer.steps}
+        save_engine(engine, root, run=RunState(**done, data_id="id", data={}, config="x = 1\n"))
+    return reports, _held(engine), engine.optimizer.steps
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(3 * SOAK))
+def test_a_random_rule_updates_alike_in_two_layouts_one_after_the_other(seed: int, tmp_path: Path) -> None:
+    """Steps that are skipped as spikes, too; whatever a step can report is that of one rank."""
+    ((config, ranks), (other, of_other)), drawn = _two_rules(seed)
+    print(config, ranks, other, of_other, drawn)  # shown where it fails
+    limits = dict(enumerate(drawn))
+    (expected, held, updates), *_ = run_ranks(_reported, 1, _alone(config), limits)
+    before, after = {step: limits[step] for step in (0, 1)}, {step: limits[step] for step in (2, 3)}
+    first = run_ranks(_reported, ranks, config, before, tmp_path)
+    second = run_ranks(_reported, of_other, other, after, tmp_path / "step-2")
+    for (found, norms), (report, by_group) in zip([*first[0][0], *second[0][0]], expected, strict=True):
+        assert found.applied == report.applied and found.num_tokens == report.num_tokens
+        for key in ("loss", "grad_norm", "params_norm", "component_losses"):
+            assert getattr(found, key) == pytest.approx(getattr(report, key), rel=1e-8, nan_ok=True), key
+        assert found.named_losses == pytest.approx(report.named_losses, rel=1e-8)
+        assert found.counts.keys() == report.counts.keys()
+        for key, numbers in report.counts.items():
+            assert found.counts[key] == pytest.approx(numbers), key
+        assert norms == pytest.approx(by_group, rel=1e-6, abs=1e-10)
+    assert second[0][2] == updates
+    whole, last = (assemble(parts) for parts in (held, [part for _, parts, _ in second for part in parts]))
+    assert last.keys() == whole.keys()
+    for name, values in whole.items():
+        np.testing.assert_allclose(last[name], values, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
 def _generates(context: Any, config: RunConfig, seed: int) -> None:
