@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
+import tarfile
+from itertools import pairwise
+from random import Random
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
+from mdata.chat.templates import Plain
 from mdata.dataset.mock_data import MockDataset
 from mdata.loader.loader import BatchPlan
 from mdata.samples.chat import ChatSamples
 from mdata.samples.masked import SentenceText
 from mdata.samples.packed import PackingRule
 from mdata.samples.rows import RowOptions
+from mdata.sources.conversation import Message
 from tests.helpers.corpora import FileStream, write_pair
-from tests.helpers.examples import examples
+from tests.helpers.examples import SOAK, examples
+from tests.helpers.failures import crash_at
 from tests.helpers.open_by_keys import open_by_keys
+from tests.mdata.sources.inputs import ENDINGS, packed
 from tests.reference import chat as twin
+from tests.reference.gpt_samples import Native, packed_sample
 
 
 def make_corpus(folder, name, conversations, **options) -> None:
@@ -242,3 +253,122 @@ def test_pairs_and_conversations_are_not_taken_for_each_other(tmp_path):
         mdata.Pairs(longer="cut")
     with pytest.raises(UsageError, match="mock data has no pairs"):
         MockDataset(vocab_size=9, sequence_length=8, seed=1, kind=mdata.Pairs())
+
+
+PIECES = ("", " ", "a", "b c", '"', "\r\n", "\u00e9", "\u2028", "\U0001f642", "x" * 20)
+
+
+def random_conversation(random):
+    """Turns of any role; in some the answer is empty, in some there is none."""
+    roles = ["system"] * (random.random() < 0.3)
+    for _ in range(random.randint(1, 3)):
+        roles += ["user", *random.choice((["assistant"], ["tool", "assistant"], ["assistant", "assistant"], []))]
+    return [{"role": role, "content": "".join(random.choices(PIECES, k=random.randrange(5)))} for role in roles]
+
+
+def write_file(random, folder, number, rows):
+    """One file, in any format and compression that conversations may have."""
+    form = random.choice(("jsonl", "jsonl", "tar", "parquet", "arrow"))
+    lines = "\n".join(json.dumps(row, ensure_ascii=random.random() < 0.5) for row in rows).encode()
+    path = folder / f"{number}.{form}"
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=random.choice((1, 3, 100)))
+    elif form == "arrow":
+        table = pa.Table.from_pylist(rows)
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=random.choice((1, 4, 100)))
+    else:
+        if form == "tar":
+            made, member = io.BytesIO(), tarfile.TarInfo("a.jsonl")
+            member.size = len(lines)
+            with tarfile.open(fileobj=made, mode="w") as tar:
+                tar.addfile(member, io.BytesIO(lines))
+            lines = made.getvalue()
+        compression = random.choice(list(ENDINGS))
+        path = path.with_name(path.name + ENDINGS[compression])
+        path.write_bytes(packed(lines, compression, random.randrange(len(lines))))
+
+
+def check_loaded(random, data, *, size, steps):
+    """Steps that several loaders read, each from where the one before stopped, with any ranks and microbatches."""
+    done, state, read = 0, None, dict[int, set[int]]()
+    while done < steps:
+        dp_size, until = random.choice([n for n in (1, 2, 3) if size % n == 0]), random.randint(done + 1, steps)
+        micro_batch = random.choice([n for n in (1, 2) if size % (n * dp_size) == 0])
+        states = []
+        for rank in range(dp_size):
+            loader = mdata.Loader(data, BatchPlan(size, micro_batch, rank, dp_size), prefetch=random.choice((1, 3)))
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            batches = iter(loader)
+            for step in range(done, until):
+                for batch in next(batches):
+                    read.setdefault(step, set()).update(batch.samples.tolist())
+                    rows = data.read(batch.samples)
+                    for name in ("tokens", "labels", "loss_mask", "position_ids"):
+                        assert np.array_equal(getattr(batch.rows, name), getattr(rows, name)), name
+            states.append(loader.state_dict())
+            batches.close()
+        assert states == states[:1] * dp_size
+        done, state = until, states[0]
+    assert read == {step: set(range(step * size, (step + 1) * size)) for step in range(steps)}
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(5 * SOAK))
+def test_random_conversations_from_files_to_batches_are_the_twins(tmp_path, seed):
+    random, tokens = Random(seed), list[list[twin.Token]]()
+    train_on, eod = random.choice(("assistant", "all", "last")), random.choice((None, 256))
+    (tmp_path / "in").mkdir()
+    for number in range(random.choice((1, 3))):
+        talks = [random_conversation(random) for _ in range(random.choice((1, 15)) if number else 15)]
+        write_file(random, tmp_path / "in", number, [{"messages": talk, "id": n} for n, talk in enumerate(talks)])
+        for talk in talks:
+            if train_on == "all" or any(turn["role"] == "assistant" for turn in talk):
+                tokens.append(
+                    twin.tokens(
+                        [(turn["role"], turn["content"]) for turn in talk],
+                        lambda role, content: next(iter(Plain(256).turns([Message(role, content)]))),
+                        encode=lambda text: list(text.encode()),
+                        train_on=train_on,
+                        eod=eod,
+                    )
+                )
+    facts = {
+        "input": str(tmp_path / "in"), "output_prefix": str(tmp_path / "x"), "tokenizer_type": "ByteTokenizer",
+        "json_keys": ("messages",), "chat": True, "chat_template": "plain", "chat_train_on": train_on,
+        "append_eod": eod is not None, "on_error": "skip", "chunk_bytes": random.choice((40, 1000)), "checkpoint_s": 0,
+    }  # fmt: skip
+    if random.random() < 0.3:
+        crash_at(random.randrange(40), lambda: mdata.preprocess(mdata.PreprocessOptions(**facts, workers=1)))
+    mdata.preprocess(mdata.PreprocessOptions(**facts, workers=random.choice((1, 1, 2))))
+    corpus = mdata.open_corpus(tmp_path / "x_messages_chat.json")
+    documents = [corpus.document(number).tolist() for number in range(corpus.num_documents)]
+    assert documents == [[id for id, _ in one] for one in tokens]
+
+    length, extra, longer = (
+        random.choice((5, 17, 64, 200)),
+        random.random() < 0.7,
+        random.choice(("cut", "cut", "drop")),
+    )
+    try:
+        data = opened(
+            tmp_path, "x_messages_chat.json", sequence_length=length, extra_token=extra, longer=longer, seed=7
+        )
+    except UsageError as error:
+        assert "no document can be packed" in str(error) and min(map(len, tokens)) > length + extra and longer == "drop"
+        return
+    flat = [(0, False), *(token for one in tokens for token in one)]  # places from 1; 0 is padding
+    ends = np.cumsum([1, *map(len, tokens)]).tolist()
+    places = [list(range(first, last)) for first, last in pairwise(ends)]
+    rule = RowOptions(sequence_length=length, document_masks=True, mask_document_ends=True)
+    how = {"longer": longer, "options": rule, "order": Native(7, corpus.id, int(extra)), "window": 1 << 20}
+    for k in random.sample(range(100), 10):
+        sample, (wanted, _) = data[k], packed_sample(k, places, **how)
+        for name in ("tokens", "labels"):
+            assert sample[name].tolist() == [flat[place][0] for place in wanted[name]]
+        trained = [flat[place][1] for place in wanted["labels"]]
+        assert sample["loss_mask"].tolist() == [a * b for a, b in zip(wanted["loss_mask"], trained, strict=True)]
+        for name in ("position_ids", "cu_seqlens"):
+            assert sample[name].tolist() == wanted[name]
+    check_loaded(random, data, size=random.choice((1, 4, 6)), steps=5)
