@@ -21,7 +21,8 @@ def outcome(path: Path) -> tuple[int, str]:
             bad_rows += [(rows + row, kind) for row, kind in bad]
             rows += count
     except MdataError as error:
-        return 0, "refused: " + str(error).splitlines()[0].split(": ", 1)[1].split(" after ")[0]
+        said = str(error).splitlines()[0].removeprefix(str(path)).removeprefix(": ").removeprefix(" is ")
+        return 0, "refused: " + said.split(" after ")[0]
     return documents, "; ".join(_runs(bad_rows)) or "none"
 
 
