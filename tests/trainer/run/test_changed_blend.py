@@ -1,13 +1,15 @@
 """A mixture that changes in the middle of a real training: what was read is what the arithmetic says.
 
 The run is stopped, goes on with a changed blend, and is resumed once more; every batch that reached the model is noted.
-Random runs that are stopped change their layout as well; MDATA_SOAK multiplies their number.
+Random runs that are stopped change their layout as well, those of other tasks only this; MDATA_SOAK multiplies their
+number.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,15 @@ import pytest
 import mdata
 from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.make_blend import save_blend
+from mdata.sources.labelled import LABELS
 from mdata.tracing.run_folder import trace_run
 from tests.helpers.examples import SOAK
+from tests.helpers.labelled import make_labelled
 from tests.helpers.ranks import run_ranks
-from tests.helpers.runs import make_corpora, write_jsonl
+from tests.helpers.runs import make_chat, make_corpora, make_pairs, write_jsonl
 from tests.trainer.models import test_random_models
 from trainer.config.parse import parse_config
-from trainer.config.sections import PrecisionSection, RunConfig
+from trainer.config.sections import DataSection, PrecisionSection, RunConfig, RunSection
 from trainer.parallel.mesh import Mesh, mesh_of
 from trainer.parallel.placement import Placement
 from trainer.parallel.world import join_world
@@ -285,6 +289,66 @@ def test_a_random_run_that_stops_and_changes_is_one_that_never_stopped(corpora, 
     for found, expected in zip(*(read_metrics(tmp_path / name) for name in ("stopped", "whole")), strict=True):
         for key in ("step", "consumed_samples", "lr", "loss", "grad_norm", "params_norm"):
             assert found[key] == pytest.approx(expected[key], rel=1e-8), f"{key} of step {expected['step']}"
+
+
+LENGTHS: Mapping[Any, int] = {"chat": 96, "pairs": 160, "classify": 24}
+
+
+def _task(chance: random.Random, kind: Any, *, made: Mapping[str, Path], folder: Path) -> RunConfig:
+    """A run of a random model on one rank in fp64, evaluated after every second step."""
+    pick = chance.choice
+    while True:
+        drawn, *_ = test_random_models._drawn(chance)
+        model, data = drawn.model, DataSection(blend=str(made[kind]), kind=kind, split="80,20")
+        if kind == "classify":
+            model, _ = test_random_models._bert(chance)
+            bert = replace(model.bert, task="classify", labels=LABELS["mnli"])
+            model, data = replace(model, bert=bert), replace(data, split="100,0,0", valid=(str(made["dev"]),))
+        alone = test_random_models._alone(drawn)
+        sizes = {"global_batch": 8, "steps": 5, "eval_interval": 2, "eval_samples": pick((0, 3))}
+        config = replace(
+            alone,
+            run=RunSection(folder=str(folder / "whole"), seed=7, log_params_norm=True, health="off"),
+            model=replace(model, vocab_size=None, init_std=0.1),
+            data=replace(data, cache=None if kind == "classify" else str(folder / "cache")),
+            train=replace(alone.train, sequence_length=LENGTHS[kind], batch_ramp=pick((None, "4 4 12")), **sizes),
+            optimizer=replace(alone.optimizer, lr=1e-2, **test_random_models._options(chance, alone.optimizer.name)),
+            precision=PrecisionSection(dtype="fp64"),
+        )
+        if not check(config, 1, facts=None):
+            return config
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("tasks")
+    made = make_labelled(folder, {"train": 60, "dev": 13})
+    return {"chat": make_chat(folder), "pairs": make_pairs(folder), "classify": made["train"], "dev": made["dev"]}
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("seed", range(SOAK))
+def test_a_random_task_that_changes_its_layout_is_that_of_one_rank(tasks, tmp_path, seed, kind):
+    """Its batches may grow, and the first log probabilities of pairs are computed in another layout than used."""
+    chance = random.Random(f"{seed}{kind}")
+    config = _task(chance, kind, made=tasks, folder=tmp_path)
+    print(config)  # shown where it fails
+    run_ranks(_trained, 1, config)
+    stopped = replace(config, run=replace(config.run, folder=str(tmp_path / "stopped")))
+    for stop in (chance.randrange(1, 5), 5):
+        part, ranks = _laid_out(chance, stopped)
+        print(stop, ranks, part.mesh, part.optimizer.sharding, part.recompute, part.train.micro_batch)
+        ends = replace(part, train=replace(part.train, exit_interval=stop))
+        assert run_ranks(_trained, ranks, ends) == [stop] * ranks
+    for found, expected in zip(*(read_metrics(tmp_path / name) for name in ("stopped", "whole")), strict=True):
+        for key in ("step", "consumed_samples", "lr", "weight_decay", "loss", "grad_norm", "params_norm"):
+            assert found[key] == pytest.approx(expected[key], rel=1e-7), f"{key} of step {expected['step']}"
+        for key in ("named_losses", "valid", "accuracy"):
+            numbers = expected.get(key, {})
+            if abs(numbers.get("reward_margin", 1.0)) < 1e-9:  # of a model that is the reference but for rounding
+                numbers = {**numbers, "reward_accuracy": found[key]["reward_accuracy"]}
+            assert found.get(key, {}) == pytest.approx(numbers, rel=1e-7, abs=1e-11), f"{key} of {expected['step']}"
 
 
 def test_named_validation_sets_of_the_manifest(corpora, tmp_path):
