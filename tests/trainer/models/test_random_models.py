@@ -489,7 +489,7 @@ def test_a_random_rule_updates_alike_in_two_layouts_one_after_the_other(seed: in
 
 
 def _generates(context: Any, config: RunConfig, seed: int) -> None:
-    """Against the twin that computes whole contexts, with drawn sizes of batches, chunks and pages."""
+    """Drawn requests, which arrive at drawn steps, against the twin that computes whole contexts, with drawn sizes."""
     chance, family, shape = random.Random(seed), family_of(config), make_plan(config, context.world, facts=None).shape
     world = context.join(mesh_of(config, context.world))
     tp = world.groups["tp"]
@@ -503,7 +503,7 @@ def _generates(context: Any, config: RunConfig, seed: int) -> None:
         values.copy_(torch.linspace(-0.1, 0.1, values.numel()).view_as(values))
     sizes = {"vocab_size": shape.vocab_size, "rows": shape.vocab_size, "context": test_engine.CONTEXT}
     model = Model(module=module, world=world, ends=frozenset((test_engine.END,)), **sizes)
-    asked = test_engine.requests(6)
+    asked = test_engine.drawn_requests(chance, 6)
     wanted = test_engine.twins(model, asked)
     for cache_tokens in (None, 60):
         engine = DecodeEngine(
@@ -513,7 +513,10 @@ def _generates(context: Any, config: RunConfig, seed: int) -> None:
             page_tokens=chance.choice((1, 2, 4, 16)),
             cache_tokens=cache_tokens,
         )
-        test_engine.compare(test_engine.run(engine, asked), wanted)
+        engine._lags = chance.random() < 0.5
+        found = test_engine.run(engine, asked, arrives=lambda: chance.random() < 0.4)
+        test_engine.compare(found, wanted)
+        assert engine.load()[:3] == (0, 0, 0)
 
 
 def _generator(seed: int) -> tuple[RunConfig, int]:

@@ -103,12 +103,53 @@ def requests(count):
     return made
 
 
-def run(engine, asked=(), *, check=lambda: None):
+def drawn_requests(chance, count):
+    """Of any rules, lengths and reports; some drop their oldest tokens when the context is full."""
+    pick, made = chance.choice, []
+    for number in range(count):
+        sliding, new = chance.random() < 0.15, chance.randint(1, 17)
+        longest = CONTEXT + 12 if sliding else CONTEXT + 1 - new
+        rules = Sampling(
+            greedy=chance.random() < 0.2,
+            temperature=pick((0.0, 0.5, 1.0, 3.0)),
+            top_k=pick((0, 0, 1, 7, 10**6)),
+            top_p=pick((1.0, 0.9, 0.2)),
+            min_p=pick((0.0, 0.0, 0.05, 1.0)),
+            repetition_penalty=pick((1.0, 1.0, 0.5, 1.3)),
+            presence_penalty=pick((0.0, 0.0, -1.0, 0.7)),
+            frequency_penalty=pick((0.0, 0.0, -0.3, 0.7)),
+            logit_bias={token: pick((-math.inf, 3.0, -3.0)) for token in chance.sample(range(250), pick((0, 0, 3)))},
+            blocked_after=dict.fromkeys(chance.sample(range(250), pick((0, 0, 50))), (1, 2, END)),
+            min_tokens=pick((0, 0, 5)),
+            ignore_eod=chance.random() < 0.3,
+            top_p_decay=pick((0.0, 0.0, 0.8)),
+            top_p_bound=pick((0.0, 0.1)),
+            seed=number % 3,
+        )
+        length = pick((1, chance.randint(1, longest), longest))
+        made.append(
+            Request(
+                str(number),
+                chance.choices(range(250), k=length),
+                rules,
+                max_tokens=new,
+                top_logprobs=pick((0, 1, 300)),
+                echo=not sliding and chance.random() < 0.2,
+                n=pick((1, 1, 3)),
+                first=pick((0, 4)),
+                number=pick((number, 7)),
+                sliding=sliding,
+            )
+        )
+    return made
+
+
+def run(engine, asked=(), *, check=lambda: None, arrives=lambda: True):
     """(tokens, log probabilities, finish) of each (id, sample)."""
-    for request in asked:
-        engine.add(request)
-    found, steps = {}, 0
-    while engine.busy:
+    found, steps, left = {}, 0, list(asked)
+    while left or engine.busy:
+        while left and arrives():
+            engine.add(left.pop(0))
         for token in engine.step():
             tokens, log_probs, finish = found.setdefault((token.id, token.index), ([], [], []))
             if not token.prompt and token.token >= 0:
