@@ -41,7 +41,7 @@ from mdata.manifest.blend_schedule import schedules_of, stored_groups, stored_ph
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest
 from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, CorpusManifest, NamedSet, ShareText
-from mdata.mixing.schedule import Phase, blend_error, missing_lengths
+from mdata.mixing.schedule import Phase, blend_error, phase_problems
 from mdata.mixing.shares import NOTHING, TEXT_LIMITS, TOKENS, WEIGHT, Share, as_text, by_tokens, integer_weights
 from mdata.util.option_synonyms import nearest
 
@@ -87,7 +87,7 @@ def plan_blend(
     open_one = partial(open_part, mode=mode, checked=checked, allow_outside=allow_outside, cache=cache)
     manifest, corpora = compose(read, folder, open_one=open_one)
     check_one_tokenizer(corpora, unknown=read.tokenizer_unknown == OK)
-    if problems := missing_lengths(schedules_of(manifest)):
+    if problems := phase_problems(schedules_of(manifest)):
         raise blend_error(problems)
     return OpenBlend(manifest, corpora, folder)
 

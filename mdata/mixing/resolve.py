@@ -31,6 +31,9 @@ from mdata.mixing.schedule import (
     NO_LENGTH,
     NO_REST,
     NO_ROOM,
+    NO_SHARE,
+    RAMP_AMOUNTS,
+    RAMP_LENGTH,
     BlendSchedule,
     Phase,
     blend_error,
@@ -135,7 +138,7 @@ def _segments(schedule: BlendSchedule, sizes: Sizes, problems: list[str]) -> lis
         where = where_in(number, len(schedule.phases))
         if phase.endless and number == len(schedule.phases) - 1:
             if phase.ramp or not any(share.amount for share in phase.shares):
-                problems.append(where + ("a ramp needs a length" if phase.ramp else "no component has a share"))
+                problems.append(where + (RAMP_LENGTH if phase.ramp else NO_SHARE))
             else:
                 last = Segment(np.array(phase_weights(phase, sizes.names), np.int64), None)
             continue
@@ -172,7 +175,7 @@ def _samples_of_phase(
     length = length_of(phase, sizes.sequence_length)
     problem = _length_problem(length, fixed, weight_sum, sizes.sequence_length)
     if phase.ramp and (before is None or fixed or any(share.unit != WEIGHT and share.amount for share in before)):
-        problem = "a ramp goes from the weights of the phase before to its own; neither may have amounts"
+        problem = RAMP_AMOUNTS
     if problem is not None:
         problems.append(where + problem)
         return None
@@ -214,7 +217,7 @@ def length_of(phase: Phase, sequence_length: int) -> Fraction | None:
 def _length_problem(length: Fraction | None, fixed: Fraction, weight_sum: Fraction, sequence_length: int) -> str | None:
     """What is wrong with a phase's length, given its amounts (in samples) and the sum of its weights."""
     if not fixed and not weight_sum:
-        return "no component has a share"
+        return NO_SHARE
     if length == 0:
         return "its length is 0"
     if length is None:

@@ -16,6 +16,9 @@ from mdata.errors import UsageError, counted
 from mdata.mixing.shares import WEIGHT, Share, as_text, integer_weights
 
 NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
+NO_SHARE = "no component has a share"
+RAMP_LENGTH = "a ramp needs a length"
+RAMP_AMOUNTS = "a ramp goes from the weights of the phase before to its own; neither may have amounts"
 NO_ROOM = "nothing is left for the weights"
 NO_REST = "no weight takes the rest"
 # End of a message about lengths -> what to do.
@@ -121,15 +124,28 @@ def canonical(phase: Phase) -> list[object]:
     return [phase.samples, phase.tokens, phase.ramp, shares]
 
 
-def missing_lengths(schedules: Sequence[BlendSchedule]) -> list[str]:
-    """Phases with weights that need a length but have none: a problem for any sizes."""
+def phase_problems(schedules: Sequence[BlendSchedule]) -> list[str]:
+    """What is wrong with the newest phases whatever the sizes of the corpora are."""
     phases = schedules[-1].phases
-    return [
-        where_in(number, len(phases)) + NO_LENGTH
+    found = (
+        (number, _phase_problem(phase, phases[number - 1] if number else None, is_last=number == len(phases) - 1))
         for number, phase in enumerate(phases)
-        if phase.samples is None and phase.tokens is None and any(s.unit == WEIGHT and s.amount for s in phase.shares)
-        if not phase.endless or number < len(phases) - 1
-    ]
+    )
+    return [where_in(number, len(phases)) + problem for number, problem in found if problem]
+
+
+def _phase_problem(phase: Phase, before: Phase | None, *, is_last: bool) -> str | None:
+    if not any(share.amount for share in phase.shares):
+        return NO_SHARE
+    endless, has_weights = phase.endless and is_last, any(s.unit == WEIGHT and s.amount for s in phase.shares)
+    if phase.samples is None and phase.tokens is None and has_weights and not endless:
+        return NO_LENGTH
+    if not phase.ramp:
+        return None
+    if endless:
+        return RAMP_LENGTH
+    shares = () if before is None else (*before.shares, *phase.shares)
+    return None if shares and all(share.unit == WEIGHT or not share.amount for share in shares) else RAMP_AMOUNTS
 
 
 def where_in(number: int, num_phases: int) -> str:
