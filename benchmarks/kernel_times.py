@@ -3,9 +3,9 @@
     python benchmarks/kernel_times.py
 
 For each key of the section [kernels] the implementations that this machine has, at the sizes of a Llama with 2,048
-features and 8,192 tokens; then the gradients of experts' weights, and a linear layer's products in bf16 and in FP8. A
-time is the median of 20 readings by events, after warm-up, over inputs that are larger than the GPU's cache; the first
-column is what importing and testing the library took.
+features and 8,192 tokens; then attention within sequences by flash attention and by cuDNN, the gradients of experts'
+weights, and a linear layer's products in bf16 and in FP8. A time is the median of 20 readings by events, after warm-up,
+over inputs that are larger than the GPU's cache; the first column is what importing and testing the library took.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.text_lengths import row_lengths
 from mdata import UsageError
 from trainer.config.sections import KernelsSection
 from trainer.kernels import gpu
 from trainer.kernels.float8 import E4M3, E5M2, Scaling
-from trainer.kernels.plain import AdamConstants, AdamState, add_product
+from trainer.kernels.plain import AdamConstants, AdamState, ScoreTensors, add_product
+from trainer.kernels.scores import ScoreShape
 from trainer.kernels.table import Kernels, choose_kernels, float8_kernels
+from trainer.layers.attention import Documents
 
 TOKENS, WIDTH, INNER = 8192, 2048, 8192
 BATCH, LENGTH, HEADS, GROUPS, HEAD = 2, 4096, 32, 8, 64
 UPDATED = 50_000_000  # elements
 READINGS = 20
-HOST_CYCLES = 20_000_000  # about 10 ms, in which the host starts all readings
+HOST_CYCLES = 80_000_000  # about 40 ms, in which the host starts all readings
 NAMES = {
     "norm": ("compiled", "library", "transformer_engine", "apex"),
     "attention": ("auto", "transformer_engine"),
@@ -49,6 +53,18 @@ EXPERTS = {
     "8 experts' up": (8, 2048, 11264, 16384),
     "8 experts' down": (8, 5632, 2048, 16384),
 }
+# Heads, their groups and width, ends of sequences among flat tokens, and whether the mask is causal.
+DOCUMENTS = (37, 500, 1700, 1800, 3000, 4096, 4600, 5200, 5300, 6500, 7000, 8192)
+SEQUENCES = {
+    "64 rows of text": (16, 16, 64, (), False),
+    "64 rows of 512": (16, 16, 64, range(512, 32769, 512), False),
+    "12 documents": (32, 8, 64, DOCUMENTS, True),
+    "12 documents, wide heads": (32, 8, 128, DOCUMENTS, True),
+    "128 documents of 64": (16, 16, 64, range(64, 8193, 64), True),
+    "one document": (32, 8, 64, (8192,), True),
+}
+# New tokens of each prompt, and all of them.
+PROMPTS = (((4000,), (4000,)), ((500,), (4000,)), ((2048,), (16384,)), ((1000,) * 4, (1000,) * 4))
 LINEARS = {"qkv": (WIDTH, 3072), "out": (WIDTH, WIDTH), "up": (WIDTH, 2 * INNER), "down": (INNER, WIDTH)}
 
 
@@ -117,6 +133,55 @@ RUNS = {
 }
 
 
+def sequence_lines() -> Iterator[str]:
+    """Attention within sequences, forward and both passes; heads are views of one projection."""
+    for name, (heads, groups, width, given, causal) in SEQUENCES.items():
+        rows = row_lengths(np.random.default_rng(3), 512)
+        bounds = [0, *(given or itertools.accumulate(next(rows) for _ in range(64)))]
+        longest = max(end - first for first, end in itertools.pairwise(bounds))
+        documents = Documents(torch.tensor(bounds, dtype=torch.int32, device="cuda"), longest)
+        parts = draw(1, bounds[-1], heads + 2 * groups, width).split((heads, groups, groups), dim=2)
+        qkv, dy = [x.requires_grad_() for x in parts], draw(1, bounds[-1], heads, width)
+        attend = partial(gpu.document_attention, documents=documents, scale=None, ends=None, causal=causal)
+        forward = partial(torch.no_grad()(attend), *qkv)
+
+        def passes(qkv: list[Tensor] = qkv, dy: Tensor = dy, attend: Callable[..., Tensor] = attend) -> Any:
+            return torch.autograd.grad(attend(*qkv), qkv, dy)
+
+        yield f"{name} ({bounds[-1]} tokens): {_by_both(forward, passes)}"
+    for counts, lengths in PROMPTS:
+        q, k, v = draw(sum(counts), 32, 128), *draw(2, sum(lengths), 8, 128).unbind()
+        tensors = ScoreTensors()
+        attend = torch.no_grad()(partial(gpu.ragged_attention, q, k, v, counts, lengths, ScoreShape(), tensors))
+        yield f"{counts} of {lengths} tokens of prompts: {_by_both(attend)}"
+
+
+def _by_both(*runs: Callable[[], Any]) -> str:
+    """Times of the device and of the host, and the memory that the last takes."""
+    of_kernels = []
+    for kernel, by_cudnn in (("flash", False), ("cuDNN", True)):
+        torch.backends.cuda.enable_cudnn_sdp(by_cudnn)
+        times = "; ".join(f"{median_us(run):.0f} (host {host_us(run):.0f})" for run in runs)
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        runs[-1]()
+        of_kernels.append(f"{kernel} {times} us {(torch.cuda.max_memory_allocated() - held) / 2**20:.0f} MiB")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    return ", ".join(of_kernels)
+
+
+def host_us(run: Callable[[], Any]) -> float:
+    """Time in which the host starts one call."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(HOST_CYCLES)
+    start = time.perf_counter()
+    for _ in range(READINGS):
+        run()
+    spent = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return spent / READINGS * 1e6
+
+
 def expert_gradient_lines() -> Iterator[str]:
     """The gradients of experts' weights, added to fp32: by torch's grouped product and an addition, by our kernel."""
     for name, (experts, inputs, outputs, rows) in EXPERTS.items():
@@ -176,6 +241,8 @@ def main() -> None:
             with torch.no_grad() if group != "attention" else torch.enable_grad():
                 times = ", ".join(f"{what} {median_us(run):.0f}" for what, run in RUNS[group](kernels))
             print(f"{group} {name} ({ready:.1f} s) us: {times}", flush=True)
+    for line in sequence_lines():
+        print(line, flush=True)
     with torch.no_grad():
         for line in itertools.chain(expert_gradient_lines(), float8_lines()):
             print(line, flush=True)

@@ -71,15 +71,16 @@ def attention(
     q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scale: float | None = None, ends: tuple[int, ...] | None = None
 ) -> Tensor:
     """See plain.attention."""
-    if ends is None or not _fits(q_BSHK):
+    if ends is None or not fits(q_BSHK):
         return plain.attention(q_BSHK, k_BTGK, v_BTGK, scale, ends)
     return chunks_of_rows(q_BSHK, k_BTGK, v_BTGK, scale=scale, ends=ends, kernel=CuDnn)
 
 
-def _fits(q_BSHK: Tensor) -> bool:
-    if q_BSHK.dtype not in (torch.bfloat16, torch.float16) or q_BSHK.shape[3] > WIDEST_CUDNN_HEAD:
+def fits(q: Tensor) -> bool:
+    """Whether cuDNN's kernels take queries of this dtype and width, and are preferred on their GPU."""
+    if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[-1] > WIDEST_CUDNN_HEAD:
         return False
-    preferred = torch.cuda.get_device_capability(q_BSHK.device)[0] in (HOPPER, BLACKWELL)
+    preferred = torch.cuda.get_device_capability(q.device)[0] in (HOPPER, BLACKWELL)
     return preferred and torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
 
 

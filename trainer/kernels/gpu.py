@@ -1,10 +1,10 @@
 """Attention on a GPU in cases that PyTorch's fused kernels for whole causal rows do not cover.
 
-Documents inside rows, padded rows, and prompts of several lengths, use variable-length flash attention if the dtype
-allows; biases of relative positions use kernels of ours (biased_attention.py), or PyTorch's memory-efficient attention,
-the only one whose masks have gradients;
-everything else uses FlexAttention, compiled once for each set of options (Dong et al. 2024). Dropout of weights is left
-to the plain implementation, which holds all scores. Each function has the signature of its plain twin.
+Documents inside rows, padded rows, and prompts of several lengths, use cuDNN (cudnn_sequences.py) or variable-length
+flash attention if the dtype allows; biases of relative positions use kernels of ours (biased_attention.py), or
+PyTorch's memory-efficient attention, the only one whose masks have gradients; everything else uses FlexAttention,
+compiled once for each set of options (Dong et al. 2024). Dropout of weights is left to the plain implementation, which
+holds all scores. Each function has the signature of its plain twin.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.kernels import biased_attention, plain
+from trainer.kernels import biased_attention, cudnn_sequences, plain
 from trainer.kernels.float8 import MULTIPLE, Float8Rows, float8_rows, float8_rows_matrix
 from trainer.kernels.plain import DocumentBounds, ScoreTensors
 from trainer.kernels.scores import ScoreShape
 from trainer.kernels.self_test import refusals
 
 HALF = (torch.bfloat16, torch.float16)
+MANY_QUERIES = 2048  # of prompts: for fewer, the host may take longer to start cuDNN than its kernel saves
 MASK_MULTIPLE = 16  # of the keys of a mask in memory, which PyTorch would otherwise copy in each call
 _grouped_mm = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)  # its name before PyTorch 2.10
 GRADIENT_BLOCK = (128, 256)  # outputs and inputs of an expert's weight of a program; the fastest of six on an H100
@@ -46,6 +47,12 @@ def document_attention(
 ) -> Tensor:
     """See plain.document_attention."""
     varlen, length = _varlen(), k_BTGK.shape[1]
+    if ends is None and cudnn_sequences.takes(q_BSHK, k_BTGK, v_BTGK):
+        places = cudnn_sequences.Places(documents.bounds, documents.longest)
+        heads = tuple(x.flatten(0, 1) for x in (q_BSHK, k_BTGK, v_BTGK))
+        y_NHK = cudnn_sequences.attention(heads, (places, places), causal=causal, scale=scale)
+        if y_NHK is not None:
+            return y_NHK.view(q_BSHK.shape)
     if varlen is None or q_BSHK.dtype not in HALF:
         columns = None if ends is None else plain.chunk_columns(q_BSHK, ends)
         tensors = ScoreTensors(document_BS=documents.numbers(*k_BTGK.shape[:2]), column_S=columns)
@@ -79,6 +86,13 @@ def padded_attention(
     varlen, shape, keys = _varlen(), q_BSHK.shape, k_BTGK.shape[1]
     if length_B is None or varlen is None or q_BSHK.dtype not in HALF:
         return plain.padded_attention(q_BSHK, k_BTGK, v_BTGK, length_B, scale)
+    if cudnn_sequences.takes(q_BSHK, k_BTGK, v_BTGK):
+        of_rows = functools.partial(cudnn_sequences.in_rows, rows=shape[0], device=q_BSHK.device)
+        places = of_rows(shape[1], sizes_B=None), of_rows(keys, sizes_B=length_B)
+        heads = tuple(x.flatten(0, 1) for x in (q_BSHK, k_BTGK, v_BTGK))
+        y = cudnn_sequences.attention(heads, places, causal=False, scale=scale)
+        if y is not None:
+            return y.view(shape)
     options = _varlen_options(scale, grouped=shape[2] != k_BTGK.shape[2], causal=False)
     if options.pop("repeat", False):
         k_BTGK, v_BTGK = (x.repeat_interleave(shape[2] // x.shape[2], dim=2) for x in (k_BTGK, v_BTGK))
@@ -129,8 +143,17 @@ def ragged_attention(
     changed = scores.softcap or scores.alibi or scores.relative or scores.sinks != "none"
     if changed or q_NHK.dtype not in HALF or q_NHK.shape[-1] % 8:
         return plain.ragged_attention(q_NHK, k_MGK, v_MGK, counts, lengths, scores, tensors)
+    bounds = _ragged_bounds(counts, lengths, q_NHK.device)
+    if len(q_NHK) >= MANY_QUERIES and not scores.window and cudnn_sequences.takes(q_NHK, k_MGK, v_MGK):
+        of_queries = of_keys = cudnn_sequences.Places(bounds[0], max(counts))
+        if counts != lengths:
+            of_keys = cudnn_sequences.Places(bounds[1], max(lengths))
+        heads, scale = (q_NHK, k_MGK, v_MGK), scores.scale or None
+        y = cudnn_sequences.attention(heads, (of_queries, of_keys), causal=True, scale=scale)
+        if y is not None:
+            return y
     y_NHK: Tensor = torch.ops.aten._flash_attention_forward(
-        q_NHK, k_MGK, v_MGK, *_ragged_bounds(counts, lengths, q_NHK.device), max(counts), max(lengths),
+        q_NHK, k_MGK, v_MGK, *bounds, max(counts), max(lengths),
         0.0, True, False,  # dropout, causal, no matrix for debugging
         scale=scores.scale or None,
         window_size_left=scores.window - 1 if scores.window else None,

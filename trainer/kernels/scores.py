@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 WIDEST_CUDNN_HEAD = 128  # forward and backward
+CUDNN_HEAD_MULTIPLE = 16  # within sequences: for other widths the workspace holds the longest row of each sequence
 Sinks = Literal["none", "zero", "learned"]
 Operation = Literal["attention", "document_attention", "padded_attention", "scored_attention"]
 

@@ -12,7 +12,7 @@ import importlib.util
 from typing import Literal
 
 from trainer.config.sections import KernelsSection, PrecisionSection, RunConfig
-from trainer.kernels.scores import WIDEST_CUDNN_HEAD, ScoreShape
+from trainer.kernels.scores import CUDNN_HEAD_MULTIPLE, WIDEST_CUDNN_HEAD, ScoreShape
 from trainer.models.family import family_of
 from trainer.plan.check import uses_graphs, why_not_recorded
 from trainer.plan.plan import Plan
@@ -21,6 +21,7 @@ Device = Literal["cpu", "gpu"]
 DEVICES: tuple[Device, ...] = ("cpu", "gpu")
 SDPA = "PyTorch's scaled_dot_product_attention"
 CUDNN = "cuDNN's attention"
+SEQUENCES = "cuDNN's attention within sequences"
 FLEX = "FlexAttention, compiled"
 VARLEN = "PyTorch's variable-length flash attention"
 BIASED = "a Triton kernel that reads the biases"
@@ -85,7 +86,11 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
         if (scores := family.scores(plan.shape, kind)) is not None:
             forms.setdefault(scores, []).append(block)
     documents, chunks = config.data.documents_apart, device == "gpu" and chunks_by_cudnn(config, plan)
-    attention = [attention_choice(scores, device, dtype=dtype, documents=documents, chunks=chunks) for scores in forms]
+    without = why_not_within_sequences(config, plan)
+    attention = [
+        attention_choice(scores, device, dtype=dtype, documents=documents, chunks=chunks, without_sequences=without)
+        for scores in forms
+    ]
     if len(forms) > 1:
         attention = [
             dataclasses.replace(choice, operation=f"attention in {len(blocks)} of {plan.shape.num_layers} layers")
@@ -108,6 +113,18 @@ def chunks_by_cudnn(config: RunConfig, plan: Plan) -> bool:
     """Whether cuDNN on a GPU computes the chunks of rows of context parallelism (chunk_attention.py)."""
     half = config.precision.dtype in ("bf16", "fp16")
     return plan.cp > 1 and half and plan.head_dim <= WIDEST_CUDNN_HEAD and not config.run.deterministic
+
+
+def why_not_within_sequences(config: RunConfig, plan: Plan) -> str:
+    """Why a GPU does not compute attention within sequences by cuDNN (cudnn_sequences.py); empty: it does."""
+    if importlib.util.find_spec("cudnn") is None:
+        return "nvidia-cudnn-frontend is not installed"
+    if config.run.deterministic:
+        return "run.deterministic"
+    if plan.cp > 1:
+        return "rows are computed in chunks"
+    width = plan.head_dim
+    return f"not for heads of {width}" if width % CUDNN_HEAD_MULTIPLE or width > WIDEST_CUDNN_HEAD else ""
 
 
 def _named_attention(choice: Choice, kernels: KernelsSection, device: Device) -> Choice:
@@ -190,9 +207,19 @@ def _named(operation: str, key: str, name: str, device: Device) -> Choice:
 
 
 def attention_choice(
-    scores: ScoreShape, device: Device, *, dtype: str, documents: bool = False, chunks: bool = False
+    scores: ScoreShape,
+    device: Device,
+    *,
+    dtype: str,
+    documents: bool = False,
+    chunks: bool = False,
+    without_sequences: str = "",
 ) -> Choice:
-    """The kernel of one form of attention; `documents`: rows hold several; `chunks`: see chunks_by_cudnn."""
+    """The kernel of one form of attention.
+
+    Args:
+        documents: rows hold several. chunks: see chunks_by_cudnn. without_sequences: see why_not_within_sequences.
+    """
     operation = scores.operation(documents=documents)
     keys = " and ".join(option_names(scores))
     if operation == "attention" and chunks:
@@ -202,7 +229,7 @@ def attention_choice(
         return Choice("attention", SDPA, "causal attention over whole rows", _others_than_sdpa(device))
     if operation == "padded_attention":
         if device == "gpu" and dtype in ("bf16", "fp16"):
-            return Choice("attention", VARLEN, "real tokens of each row", ((SDPA, "it also computes padding"),))
+            return _within_sequences("real tokens of each row", without_sequences, (SDPA, "it also computes padding"))
         return Choice("attention", SDPA, "a mask hides padding", _others_than_sdpa(device))
     no_sdpa = (SDPA, f"it has no fused kernel for {keys or 'documents within rows'}")
     if device == "cpu":
@@ -222,9 +249,16 @@ def attention_choice(
     if operation == "scored_attention":
         return Choice("attention", FLEX, keys, (no_sdpa, not_plain))
     if dtype in ("bf16", "fp16"):
-        reason = "documents within rows; FlexAttention where PyTorch is older than 2.10"
-        return Choice("attention", VARLEN, reason, (no_sdpa, not_plain))
+        return _within_sequences("documents within rows", without_sequences, no_sdpa, not_plain)
     return Choice("attention", FLEX, "documents within rows", (no_sdpa, (VARLEN, f"not for {dtype}"), not_plain))
+
+
+def _within_sequences(reason: str, without: str, *others: tuple[str, str]) -> Choice:
+    if without:
+        return Choice("attention", VARLEN, reason, ((SEQUENCES, without), *others))
+    reason += "; on Hopper and Blackwell, tried when a run starts"
+    slower = (VARLEN, "slower; used on other GPUs, and where the trial fails")
+    return Choice("attention", SEQUENCES, reason, (slower, *others))
 
 
 def _others_than_sdpa(device: Device) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,7 @@ import torch
 from mdata import UsageError
 from tests.trainer.plan.test_plan import FACTS, config
 from trainer.config.sections import KernelsSection, MoESection, MTPSection
-from trainer.kernels import biased_attention, chunk_attention, gpu, plain
+from trainer.kernels import biased_attention, chunk_attention, cudnn_sequences, gpu, plain
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import ScoreShape
 from trainer.kernels.table import GROUPS, LIBRARY, PLAIN, Kernels, choose_kernels
@@ -99,14 +99,45 @@ def test_attention_on_a_gpu_goes_where_the_plan_says(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(gpu, "_varlen", lambda: lambda q, *_, **__: used.append(kernel_choice.VARLEN) or q)
             gpu.padded_attention(x, x, x, torch.tensor([3]))
-        assert used.pop() == _kernel(FORMS["rows of the encoder"], "gpu", dtype=name), name
+        assert used.pop() == _kernel(FORMS["rows of the encoder"], "gpu", dtype=name, without_sequences="x"), name
     monkeypatch.setattr(gpu, "scored_attention", lambda *_: used.append(kernel_choice.FLEX))
     monkeypatch.setattr(gpu, "_varlen", lambda: lambda q, *_, **__: used.append(kernel_choice.VARLEN) or q)
     bounds = Documents(torch.tensor([0, 2, 4], dtype=torch.int32), 2)
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp64", torch.float64)):
         x = q.to(dtype)
         gpu.document_attention(x, x, x, bounds)
-        assert used.pop() == _kernel(ScoreShape(), "gpu", dtype=name, documents=True), name
+        assert used.pop() == _kernel(ScoreShape(), "gpu", dtype=name, documents=True, without_sequences="x"), name
+    monkeypatch.setattr(cudnn_sequences, "takes", lambda *_: True)
+    monkeypatch.setattr(
+        cudnn_sequences, "attention", lambda qkv, *_, **__: used.append(kernel_choice.SEQUENCES) or qkv[0]
+    )
+    x = q.bfloat16()
+    gpu.document_attention(x, x, x, bounds), gpu.padded_attention(x, x, x, torch.tensor([3]))
+    for scores, documents in ((FORMS["rows of the encoder"], False), (ScoreShape(), True)):
+        assert used.pop() == _kernel(scores, "gpu", dtype="bf16", documents=documents)
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({}, ""),
+        ({"run": {"folder": "x", "deterministic": True}}, "run.deterministic"),
+        ({"mesh": {"tp": 1, "cp": 2}}, "rows are computed in chunks"),
+        ({"model": {"hidden_size": 80, "num_heads": 2}}, "not for heads of 40"),
+        ({"model": {"hidden_size": 512, "num_heads": 2}}, "not for heads of 256"),
+        (None, "nvidia-cudnn-frontend is not installed"),
+    ],
+)
+def test_documents_use_cudnn_where_it_has_a_kernel(sections, reason, monkeypatch):
+    monkeypatch.setattr(
+        kernel_choice.importlib.util, "find_spec", lambda name: object() if sections is not None else None
+    )
+    given = {"precision": {"dtype": "bf16"}, "mesh": {"tp": 1}, "data": {"document_masks": True}, **(sections or {})}
+    model = {"position": "rope", "hidden_size": 128, "num_heads": 2, "num_kv_heads": 1} | given.get("model", {})
+    run = config(**{**given, "model": model})
+    first, *_ = kernel_choices(run, make_plan(run, 2, facts=FACTS), device="gpu")
+    assert first.kernel == (kernel_choice.VARLEN if reason else kernel_choice.SEQUENCES)
+    assert dict(first.others).get(kernel_choice.SEQUENCES, "") == reason
 
 
 def test_a_kernel_is_not_named_as_used_and_not_used():
