@@ -66,6 +66,7 @@ from trainer.parallel.placement import Placement, find_placement
 from trainer.parallel.world import World, join_world, leave_world, open_store
 from trainer.plan.kernel_choice import why_not_recorded
 from trainer.plan.plan import make_plan
+from trainer.run.data import DocumentPlaces, in_few_sizes
 from trainer.run.determinism import make_deterministic
 from trainer.run.engine import Engine
 from trainer.run.saving import Saver
@@ -128,6 +129,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "one, window": (1, LLAMA | {"window": 128}, {}),
     "one, beside": (1, LLAMA, {"overlap_passes": "on"}),
     "one, dropout, full, beside": (1, LLAMA | {"hidden_dropout": 0.1}, {"mode": "full", "overlap_passes": "on"}),
+    "one, documents": (1, LLAMA, {"document_masks": True}),
+    "one, documents, fp32": (1, LLAMA, {"document_masks": True, "dtype": "fp32"}),
+    "one, documents, full": (1, LLAMA, {"document_masks": True, "mode": "full"}),
     "one, sgd": (1, LLAMA, {"name": "sgd"}),
     "one, muon": (1, LLAMA, {"name": "muon"}),
     "one, bert": (1, BERT, {"micro_batch": 4}),
@@ -148,6 +152,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "tp 2": (2, LLAMA, {"tp": 2}),
     "tp 2, sequence parallel": (2, LLAMA, {"tp": 2, **SP}),
     "tp 2, sequence parallel, fp8": (2, LLAMA, {"tp": 2, **SP, "fp8": "delayed"}),
+    "tp 2, documents": (2, LLAMA, {"tp": 2, **SP, "document_masks": True}),
+    "pp 2, documents": (2, LLAMA, {"pp": 2, "document_masks": True}),
+    "cp 2, documents": (2, LLAMA, {"cp": 2, "document_masks": True}),
     "cp 2": (2, LLAMA, {"cp": 2}),
     "dp 2": (2, LLAMA, {}),
     "dp 2, none": (2, LLAMA, {"sharding": "none"}),
@@ -178,6 +185,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 }
 SECTIONS: dict[str, Any] = {
     "checkpoint": CheckpointSection(keep=1),
+    "data": DataSection(blend="unused"),
     "mesh": MeshSection(),
     "optimizer": OptimizerSection(lr=1e-3),
     "precision": PrecisionSection(dtype="bf16"),
@@ -195,11 +203,10 @@ def run_config(model: dict[str, Any], keys: dict[str, Any]) -> RunConfig:
         name = next(name for name, section in changed.items() if key in type(section).__dataclass_fields__)
         changed[name] = dataclasses.replace(changed[name], **{key: value})
     kind = "gpt" if (family := model.get("family", "gpt")) == "mamba" else family
-    data = DataSection(
-        blend="unused", kind=kind, **({"t5": T5SamplesSection(decoder_length=DECODER)} if kind == "t5" else {})
-    )
+    of_kind = {"t5": T5SamplesSection(decoder_length=DECODER)} if kind == "t5" else {}
+    changed["data"] = dataclasses.replace(changed["data"], kind=kind, **of_kind)
     run = RunSection(folder="unused", deterministic=True)
-    return RunConfig(run=run, data=data, model=ModelSection(**model), **changed)
+    return RunConfig(run=run, model=ModelSection(**model), **changed)
 
 
 def random_rows(engine: Engine, step: int) -> list[Microbatch]:
@@ -212,12 +219,29 @@ def random_rows(engine: Engine, step: int) -> list[Microbatch]:
     mask = (torch.rand((GLOBAL_BATCH, LENGTH), generator=generator) < 0.9).float().to(device)
     numbers = torch.arange(GLOBAL_BATCH, device=device)
     rows = numbers.view(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
-    return [
+    batches = [
         Microbatch(
             tokens_BS=text[r, :-1], labels_BS=text[r, 1:], loss_mask_BS=mask[r], samples_B=r + step * GLOBAL_BATCH
-        ).on_context_rank(engine.cp)
+        )
         for r in rows
     ]
+    if engine.config.data.document_masks:
+        batches = [_of_documents(batch, engine, seed=int(batch.samples_B[0])) for batch in batches]
+    return [batch.on_context_rank(engine.cp) for batch in batches]
+
+
+def _of_documents(batch: Microbatch, engine: Engine, *, seed: int) -> Microbatch:
+    """The rows as documents of 1 to 256 tokens."""
+    (rows, length), generator = batch.tokens_BS.shape, np.random.default_rng(seed)
+    ends = np.cumsum(generator.integers(1, 257, size=rows * length))
+    bounds = np.unique([0, *ends[ends < rows * length], *range(0, rows * length + 1, length)]).astype(np.int32)
+    positions = (np.arange(rows * length) - np.repeat(bounds[:-1], np.diff(bounds))).reshape(rows, length)
+    places = DocumentPlaces(positions, bounds, int(np.diff(bounds).max()))
+    if engine.executor.graphs is not None:
+        places = in_few_sizes(places, length)
+    tensors = {"positions_BS": torch.from_numpy(places.positions), "bounds": torch.from_numpy(places.bounds)}
+    moved = {name: tensor.to(batch.tokens_BS.device) for name, tensor in tensors.items()}
+    return dataclasses.replace(batch, longest=places.longest, **moved)
 
 
 def _padded_rows(engine: Engine, step: int, *, decoder: int) -> list[Microbatch]:

@@ -26,6 +26,7 @@ import torch
 from mdata import DamageError, UsageError
 from mdata.errors import few
 from mdata.util import atomic_io
+from trainer.arithmetic import round_up
 from trainer.config.sections import RunConfig
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import from_arguments, to_arguments
@@ -57,7 +58,6 @@ from trainer.convert.model_keys import effective
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.pickles import Made
 from trainer.convert.torch_file import StoredSource, StoredTensor, load_torch, unread
-from trainer.models.arithmetic import round_up
 from trainer.models.family import ModelShape, family_of
 from trainer.parallel.params import Place
 

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from mdata import UsageError
 from mdata.util import atomic_io
+from trainer.arithmetic import round_up
 from trainer.config.sections import RunConfig
 from trainer.convert.distcp import METADATA
 from trainer.convert.links import Linked, TensorInfo
@@ -44,7 +45,6 @@ from trainer.convert.megatron_names import (
 )
 from trainer.convert.model_folder import ModelFolder, Report, boxes
 from trainer.convert.torch_dist import COMMON
-from trainer.models.arithmetic import round_up
 from trainer.plan.lengths import schedule_lengths
 
 OptimizerForm = Literal["distributed", "adam"]

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainer.arithmetic import power_of_two, round_up
 from trainer.kernels import plain
 from trainer.kernels.chunk_attention import fits
 from trainer.kernels.plain import ScoreTensors
@@ -146,11 +147,11 @@ class _Case(NamedTuple):
     ) -> _Case:
         """Rounded up, so that batches share plans."""
         q, k, v = heads
-        longest = tuple(_power_of_two(max(FEWEST_TOKENS, each.longest)) for each in places)
+        longest = tuple(power_of_two(max(FEWEST_TOKENS, each.longest)) for each in places)
         tokens = (0, 0) if kind == "inference" else (_rounded(len(q)), _rounded(len(k)))  # the size of its workspace
         return cls(
             q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2], (q.stride(0), k.stride(0), v.stride(0)),
-            _power_of_two(max(FEWEST_SEQUENCES, len(places[0].first) - 1)), (longest[0], longest[1]), tokens,
+            power_of_two(max(FEWEST_SEQUENCES, len(places[0].first) - 1)), (longest[0], longest[1]), tokens,
             mask, scale or q.shape[2] ** -0.5, kind,
         )  # fmt: skip
 
@@ -163,14 +164,9 @@ class _Case(NamedTuple):
         return self._replace(kind="backward", distances=(self.heads * self.width, *self.distances[1:]))
 
 
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
 def _rounded(number: int) -> int:
     """Up to a multiple of an eighth of the power of two."""
-    step = max(FEWEST_TOKENS, _power_of_two(number) // 8)
-    return -(-number // step) * step
+    return round_up(number, max(FEWEST_TOKENS, power_of_two(number) // 8))
 
 
 class _Id(IntEnum):

@@ -114,9 +114,8 @@ class StageGraphs:
             make: the pass to record.
             ends: whether the microbatch is the first of the stage in a step, and whether it completes its gradients.
         """
-        varies = batch.bounds is not None or batch.pairs is not None
-        if varies or (any(ends) and not self.whole_steps):
-            return None  # the number of document bounds differs between microbatches
+        if batch.pairs is not None or (any(ends) and not self.whole_steps):
+            return None  # the number of pairs differs between microbatches
         values, nested = tree_flatten(_fields(batch))
         shapes = _Shapes(nested, tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in values))
         key = _Key(ends[0], loss, shapes)

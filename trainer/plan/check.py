@@ -19,6 +19,7 @@ from typing import Any
 from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import LEAST_MASKED_VOCABULARY, MOCK
 from mdata.errors import counted
+from trainer.arithmetic import common_divisors, listed, round_up
 from trainer.config.parse import sub_sections, value_problems
 from trainer.config.sections import (
     TEXT_KINDS,
@@ -33,7 +34,6 @@ from trainer.config.sections import (
     RunSection,
     TrainSection,
 )
-from trainer.models.arithmetic import common_divisors, listed, round_up
 from trainer.models.family import FAMILIES, family_named, family_of
 from trainer.pipeline.generators import default_chunks, impossible
 from trainer.plan.lengths import (
@@ -770,8 +770,8 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
     sharding = config.optimizer.sharding
     if data_parallel > 1 and sharding in ("gradients", "parameters"):
         return f'optimizer.sharding="{sharding}" moves buffers during a step'
-    if config.data.documents_apart or config.data.kind == "packed":
-        return "the number of document bounds differs between microbatches"
+    if config.data.kind == "pairs":
+        return 'the number of pairs of data.kind="pairs" differs between microbatches'
     if config.data.kind == "classify":
         return 'rows of data.kind="classify" have padding, whose length differs between microbatches'
     return why_experts_wait(config)

@@ -185,6 +185,8 @@ def launch_choice(config: RunConfig, plan: Plan, *, device: Device) -> Choice:
         parts = "all but the first and last microbatch of a step" if data_parallel > 1 else "passes and the update"
         if config.data.kind in ("bert", "t5"):
             parts += ", for sizes of rows without padding that recur"
+        elif config.data.documents_apart:
+            parts += ", for numbers and lengths of documents that recur"
         other = "another way is named" if setting == "on" else "GPUs would wait for the host"
         return Choice(LAUNCHES, graphs, f"{reason}; of {parts}", ((one_by_one, other),))
     why = why_not_recorded(config, data_parallel=data_parallel) or "kernels.cuda_graphs can turn them on"

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from mdata.errors import counted
+from trainer.arithmetic import common_divisors
 from trainer.config.sections import PrecisionSection, RecomputeSection, RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
 from trainer.kernels.updates import state_names
-from trainer.models.arithmetic import common_divisors
 from trainer.models.family import family_of
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import ParamSpec
@@ -68,7 +68,10 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
 
 def _less_memory(config: RunConfig, plan: Plan) -> str:
     """The settings that reduce activations, with the estimate for each, and other advice."""
-    tries = {}
+    tries, computed = {}, dataclasses.replace(config.kernels, cuda_graphs="off")
+    without_graphs = activation_bytes(dataclasses.replace(config, kernels=computed), plan)
+    if without_graphs < activation_bytes(config, plan):
+        tries["kernels.cuda_graphs=off"] = without_graphs
     for size in [n for n in common_divisors(plan.micro_batch * plan.num_microbatches) if n < plan.micro_batch][-1:]:
         tries[f"train.micro_batch={size}"] = activation_bytes(config, dataclasses.replace(plan, micro_batch=size))
     for mode in MODES[MODES.index(config.recompute.mode) + 1 :]:
@@ -217,7 +220,7 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
     }
     schedule = plan.pipeline.computations(min(plan.num_microbatches, _steady(plan)))
     # A pass that is not recorded as a graph (pipeline/graphs.py) needs separate memory.
-    some_computed = plan.dp * plan.cp > 1 or config.data.kind in ("bert", "t5")
+    some_computed = plan.dp * plan.cp > 1 or config.data.kind in ("bert", "t5") or config.data.documents_apart
     separate = uses_graphs(config, data_parallel=plan.dp * plan.cp) and some_computed
     computed = (
         separate * sum(of_stage[stage] for stage in stages_of(plan.pipeline.stage_ranks, rank))

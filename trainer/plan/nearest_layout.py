@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 from mdata import UsageError
+from trainer.arithmetic import common_divisors, round_up
 from trainer.config.parse import value_problems
 from trainer.config.sections import MeshSection, RunConfig, TrainSection
-from trainer.models.arithmetic import common_divisors, round_up
 from trainer.plan.check import DataFacts, check, layout_problems
 from trainer.plan.lengths import batch_sizes
 

@@ -24,8 +24,8 @@ from mdata.dataset.run_paths import StartedIn
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
 from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, merged_ranges, span_of
+from trainer.arithmetic import power_of_two, round_up
 from trainer.config.sections import TEXT_KINDS, DataSection, RunConfig, TrainSection
-from trainer.models.arithmetic import round_up
 from trainer.models.stage import NO_PAIR, EncoderTokens, Microbatch, PairRows, RealTokens
 from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
@@ -36,6 +36,7 @@ from trainer.tasks.in_training import FixedTask, Prompt, read_prompts, read_task
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 CHECKED_ROWS = 32  # the same for checking the spans of T5
 MOST_ENDS_INSIDE = 0.5  # share of the rows
+FEWEST_DOCUMENTS, SHORTEST_DOCUMENT = 8, 128  # that graphs have room for, so that few of them serve all microbatches
 GRAPH_SIZES = 32  # of the real tokens of a microbatch's rows, so that few graphs serve them (pipeline/graphs.py)
 TOKENS_MULTIPLE = 128  # of the tokens that a BERT, and its head, computes on a GPU: few sizes, and of whole tiles
 
@@ -272,7 +273,8 @@ def to_device(
         components: int64[B], the component of each row, if the microbatch should have them.
         skipped: bool[B], rows whose tokens do not count in the loss; None: all count.
         multiple: of the real tokens of BERT and T5, computed without the padding; 0: whole rows are computed.
-        few_sizes: a larger multiple, which CUDA graphs need: of a GRAPH_SIZES-th of a microbatch.
+        few_sizes: as CUDA graphs need them: a larger multiple, of a GRAPH_SIZES-th of a microbatch, and
+            `in_few_sizes` of documents.
         reference: of rows of pairs, for DPO: log p of each conversation under the first weights; None: another loss.
         beta: of DPO.
 
@@ -295,7 +297,7 @@ def to_device(
             few_sizes=few_sizes,
         )
     else:
-        microbatch = _text_rows(batch, device, vocab_size=vocab_size)
+        microbatch = _text_rows(batch, device, vocab_size=vocab_size, few_sizes=few_sizes and reference is None)
         if reference is not None:
             microbatch = _of_pairs(microbatch, _moved(reference, device), beta)
     if skipped is not None:
@@ -311,7 +313,7 @@ def to_device(
     return microbatch if cp is None else microbatch.on_context_rank(cp)
 
 
-def _text_rows(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> Microbatch:
+def _text_rows(batch: mdata.Batch, device: torch.device, *, vocab_size: int, few_sizes: bool) -> Microbatch:
     """Rows of text, whose labels are the next tokens."""
     text = batch.rows.text  # tokens and labels are views of it: one check, one copy
     _check_ids(batch, text, vocab_size=vocab_size)
@@ -322,6 +324,8 @@ def _text_rows(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> 
     documents = documents_of(batch)
     if documents is None:
         return microbatch
+    if few_sizes:
+        documents = in_few_sizes(documents, tokens.shape[1])
     positions, bounds = (_moved(array, device) for array in (documents.positions, documents.bounds))
     return replace(microbatch, positions_BS=positions, bounds=bounds, longest=documents.longest)
 
@@ -483,6 +487,14 @@ def documents_of(batch: mdata.Batch) -> DocumentPlaces | None:
     # Megatron's rules give no lengths; but with both of them a document begins where positions restart.
     bounds = np.append(np.flatnonzero(positions == 0), positions.size).astype(np.int32)
     return DocumentPlaces(positions, bounds, int(np.diff(bounds).max()))
+
+
+def in_few_sizes(documents: DocumentPlaces, length: int) -> DocumentPlaces:
+    """A power of two of documents, those at the end without tokens; so is the longest, unless rows have `length`."""
+    count = documents.bounds.size - 1
+    more = power_of_two(max(FEWEST_DOCUMENTS, count)) - count
+    longest = min(length, power_of_two(max(SHORTEST_DOCUMENT, documents.longest)))
+    return documents._replace(bounds=np.pad(documents.bounds, (0, more), mode="edge"), longest=longest)
 
 
 def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:

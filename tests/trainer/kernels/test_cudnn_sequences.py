@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trainer.arithmetic import power_of_two
 from trainer.kernels import cudnn_sequences, gpu, plain
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import ScoreShape
@@ -522,7 +523,7 @@ def test_a_cpu_and_a_gpu_without_the_package_use_what_they_used(monkeypatch):
 
 def test_rooms_of_a_plan():
     """Batches share plans, and none is too small."""
-    assert [cudnn_sequences._power_of_two(n) for n in (1, 2, 3, 128, 129)] == [1, 2, 4, 128, 256]
+    assert [power_of_two(n) for n in (1, 2, 3, 128, 129)] == [1, 2, 4, 128, 256]
     rounded = [cudnn_sequences._rounded(n) for n in (1, 128, 129, 8192, 8193, 32_000)]
     assert rounded == [128, 128, 256, 8192, 10_240, 32_768]
     assert len({cudnn_sequences._rounded(n) for n in range(4097, 8193)}) == 4

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.arithmetic import round_up
 from trainer.config.sections import OptimizerSection, TrainSection
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.shapes import RopeShape
-from trainer.models.arithmetic import round_up
 from trainer.models.gpt.model import GPT
 from trainer.models.gpt.params import parameter_table
 from trainer.models.gpt.shape import GPTShape

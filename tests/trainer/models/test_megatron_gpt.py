@@ -9,10 +9,10 @@ import torch
 
 from tests.trainer.engines import microbatch, small_config
 from tests.trainer.models.megatron import fill, load, ours, shape_of
+from trainer.arithmetic import round_up
 from trainer.config.sections import RecomputeSection
 from trainer.layers.rope import frequencies
 from trainer.layers.shapes import RopeShape
-from trainer.models.arithmetic import round_up
 from trainer.models.gpt.model import GPT, build_gpt
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place

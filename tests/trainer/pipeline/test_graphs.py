@@ -9,6 +9,7 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,7 +29,7 @@ from trainer.config.sections import (
 from trainer.kernels.recording import RecordedFunction
 from trainer.models.stage import Microbatch
 from trainer.pipeline.graphs import MOST_SHAPES, StageGraphs
-from trainer.run.data import predicted_tokens
+from trainer.run.data import DocumentPlaces, in_few_sizes, predicted_tokens
 
 STEPS = 6
 
@@ -109,6 +110,44 @@ def test_each_size_of_rows_without_padding_has_recordings(case: str) -> None:
         for key, values in state.items():
             assert torch.equal(values, other_state[key]), key
         assert recordings and all(size == 1 if most == 1 else 1 < size <= most for size in shapes.values()), shapes
+
+
+def _documents(batches: list[Microbatch], step: int, *, few_sizes: bool) -> list[Microbatch]:
+    """Rows of other documents in each microbatch, as many as 5 to 12 of them."""
+    out = []
+    for number, batch in enumerate(batches):
+        rows, length = batch.tokens_BS.shape
+        generator = np.random.default_rng((step, number))
+        inside = generator.permutation(rows * length - 1)[: generator.integers(5, 12)] + 1
+        bounds = np.unique([*inside, *range(0, rows * length + 1, length)]).astype(np.int32)
+        positions = np.arange(rows * length) - np.repeat(bounds[:-1], np.diff(bounds))
+        places = DocumentPlaces(positions.reshape(rows, length), bounds, int(np.diff(bounds).max()))
+        places = in_few_sizes(places, length) if few_sizes else places
+        tensors = {"positions_BS": torch.from_numpy(places.positions), "bounds": torch.from_numpy(places.bounds)}
+        out.append(replace(batch, longest=places.longest, **tensors))
+    return out
+
+
+def _trained_on_documents(context: Any, config: RunConfig, recorded: bool) -> Any:
+    engine, recorder = layouts(context, config), TapeRecorder()
+    if recorded:
+        engine.executor.graphs = StageGraphs(recorder, whole_steps=True)
+    losses = []
+    for step in range(5):
+        losses.append(engine.step(_documents(microbatches(engine, step), step, few_sizes=recorded), 1e-2).read().loss)
+    slots = engine.executor.graphs._slots if recorded else {}
+    return losses, held_state(engine), sum(len(each.shapes) for each in slots.values())
+
+
+@pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.soak)])
+def test_documents_of_few_sizes_are_recorded(recompute: str) -> None:
+    config = _config("llama", recompute=recompute)
+    computed, replayed = (run_ranks(_trained_on_documents, 1, config, recorded) for recorded in (False, True))
+    for (losses, state, _), (others, other_state, shapes) in zip(computed, replayed, strict=True):
+        assert others == losses and len(set(losses)) == len(losses)
+        for key, values in state.items():
+            assert torch.equal(values, other_state[key]), key
+        assert 1 <= shapes <= 2
 
 
 def test_a_recorded_function_is_not_replayed_with_or_without_another_tensor() -> None:

@@ -233,7 +233,7 @@ def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_
     assert padded.reason.endswith("of passes and the update, for sizes of rows without padding that recur")
     for sections, words in {
         "sharding": ({"optimizer": {"sharding": "gradients"}, "mesh": {"tp": 1}}, "moves buffers"),
-        "documents": ({"data": {"document_masks": True}}, "document bounds"),
+        "pairs": ({"data": {"kind": "pairs"}}, "the number of pairs"),
         "dtype of experts": ({"model": experts, "precision": {"dtype": "fp16"}}, "experts wait for the host"),
         "width of experts": ({"model": narrow, "precision": bf16}, "12, is no multiple of 8"),
     }.values():

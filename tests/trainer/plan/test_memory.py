@@ -177,10 +177,14 @@ def test_a_rank_needs_all_that_a_step_uses():
         assert activation_bytes(other, make_plan(other, ranks, facts=None)) == copies * eager
     bert = {"family": "bert", "activation": "gelu", "position": "learned"}
     bert = {"data": {"kind": "bert"}, "model": {"vocab_size": 1024, "num_layers": 4, "bias": True, **bert}}
-    for kind, copies in (({}, 1), (bert, 2)):  # sizes of rows that do not recur are not recorded
+    documents = {"data": {"document_masks": True}}
+    for kind, copies in (({}, 1), (bert, 2), (documents, 2)):  # sizes that do not recur are not recorded
         run, other = _wide(**kind, kernels={"cuda_graphs": "off"}), _wide(**kind, **recorded)
         plans = [make_plan(each, 1, facts=None) for each in (run, other)]
         assert activation_bytes(other, plans[1]) == copies * activation_bytes(run, plans[0])
+        with pytest.raises(OutOfMemoryError) as caught, explained(other, plans[1], rank=0):
+            raise MemoryError
+        assert caught.value.fix.startswith("kernels.cuda_graphs=off (activations: about ") == (copies == 2)
     whole, turns = plan.parameters_per_rank, {"overlap_grad_reduce": False, "overlap_param_gather": False}
     largest = 1024 * 64  # the embedding, which is also the head
     sharded = needs(4, optimizer={"sharding": "parameters", **turns})[0]

@@ -445,9 +445,9 @@ def test_a_run_does_not_continue_with_other_samples(corpora, tmp_path, kind, cha
 
 def test_passes_of_rows_that_differ_are_not_recorded(corpora, tmp_path):
     graphs = KernelsSection(cuda_graphs="on")
-    (problem,) = check(replace(config_of(corpora, tmp_path, "chat"), kernels=graphs), 1, facts=None)
-    assert problem.startswith('kernels.cuda_graphs="on" cannot be used') and "document bounds" in problem
-    for kind in ("bert", "t5"):  # each size of rows without padding has recordings
+    (problem,) = check(replace(config_of(corpora, tmp_path, "pairs"), kernels=graphs), 1, facts=None)
+    assert problem.startswith('kernels.cuda_graphs="on" cannot be used') and "the number of pairs" in problem
+    for kind in ("bert", "t5", "chat", "packed"):  # each size of rows without padding, or of documents, has recordings
         config = replace(config_of(corpora, tmp_path, kind), kernels=graphs)
         assert not list(check(config, 1, facts=None))
     classes = replace(config, data=replace(config.data, kind="classify"))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainer.arithmetic import common_divisors, listed, round_up
 from trainer.config.parse import sub_sections
 from trainer.config.presets import PRESETS
 from trainer.config.sections import MLASection, ModelSection, MoESection, RunConfig
 from trainer.layers.shapes import GATED
-from trainer.models.arithmetic import common_divisors, listed, round_up
 from trainer.models.gpt.shape import ffn_hidden_size, head_dim
 
 

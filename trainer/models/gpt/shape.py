@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from trainer.arithmetic import round_up
 from trainer.config.parse import own_keys
 from trainer.config.sections import LoRATarget, MLASection, ModelSection, MoESection, RunConfig
 from trainer.kernels.scores import ScoreShape
@@ -24,7 +25,6 @@ from trainer.layers.shapes import (
     NormShape,
     RopeShape,
 )
-from trainer.models.arithmetic import round_up
 from trainer.models.family import DecodeState
 
 _LATENT_SIZES = tuple(field.name for field in dataclasses.fields(LatentShape))

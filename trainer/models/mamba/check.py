@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from trainer.arithmetic import common_divisors, listed
 from trainer.config.sections import RunConfig
-from trainer.models.arithmetic import common_divisors, listed
 from trainer.models.gpt.check import cut_by_tp as gpt_cut_by_tp
 from trainer.models.gpt.check import float8_sizes as gpt_float8_sizes
 from trainer.models.gpt.check import model_problems

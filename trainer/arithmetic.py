@@ -18,6 +18,11 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least the number, which is positive."""
+    return 1 << (number - 1).bit_length()
+
+
 def common_divisors(*values: int) -> list[int]:
     """Small common divisors only: there are never more ranks or heads, and sizes may be mistyped."""
     common = math.gcd(*values)
