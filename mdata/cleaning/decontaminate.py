@@ -41,7 +41,7 @@ from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import find_inputs
 from mdata.sources.parse import parse
-from mdata.sources.record_batch import ReadSpec
+from mdata.sources.record_batch import ReadSpec, in_members
 
 COUNTS = ".counts"  # the folder of compat's first pass, below the output
 
@@ -119,9 +119,9 @@ def load_item_sets(rules: DecontaminateRules) -> list[ItemSet]:
             for chunk in read:
                 batch = parse(chunk.source.format, read_chunk(chunk, spec), spec=spec)
                 if batch.bad_rows:
-                    bad_row = batch.bad_rows[0]
+                    bad_row = in_members(batch.bad_rows, chunk.members)[0]
                     raise BadInputError(
-                        f"{chunk.source.path}:{rows[str(chunk.source.path)] + bad_row.row}: {bad_row.reason}",
+                        f"{bad_row.place(chunk.source.path, rows[str(chunk.source.path)])}: {bad_row.reason}",
                         found=bad_row.excerpt,
                         fix="correct this item of the test set; --against-keys names the keys of its text",
                     )

@@ -53,7 +53,7 @@ from mdata.sources.input_files import (
 )
 from mdata.sources.jsonl import split_lines
 from mdata.sources.parse import parse
-from mdata.sources.record_batch import BadRow, ReadSpec
+from mdata.sources.record_batch import BadRow, ReadSpec, in_members
 from mdata.sources.row_filter import parse_filter
 from mdata.sources.sections import files_of_part
 from mdata.util import atomic_io, file_lock
@@ -384,7 +384,8 @@ class _OnChunks:
             else:
                 key = self.spec.json_keys[0]
                 row_edits.lines += [_dumped(_with_text(fields(number), key, text)) for text in edit.texts]
-        return row_edits.result(data, batch.bad_rows, num_edited=len(rows), counts=counts)
+        bad_rows = in_members(batch.bad_rows, chunk.members)
+        return row_edits.result(data, bad_rows, num_edited=len(rows), counts=counts)
 
     def _edited_records(self, chunk: Chunk, data: bytes, work: RecordWork) -> _Edited:
         records = work.edit_records(chunk, data, self.spec)

@@ -1,8 +1,8 @@
 """What happens to bad rows: stop, skip, or skip and write them to the quarantine file.
 
 Rows come in the order of the input, so which row stops a run does not depend on the number of workers. The quarantine
-file has one JSON object per line: file, row, kind, reason, and the raw line ("line", or "line_base64" if it is not
-UTF-8); for a row whose text the tokenizer refused, that text.
+file has one JSON object per line: file, row, kind, reason, the member of an archive, and the raw line ("line", or
+"line_base64" if it is not UTF-8); for a row whose text the tokenizer refused, that text.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class BadRowPolicy:
         if limit is not None and not limit.endswith("%") and bad_before + 1 > Fraction(limit):
             raise _too_many(bad_before + 1, None, limit, last=error)
         if self._shown < _LINES_SHOWN:
-            self._progress.note(f"skipped {path}:{rows_before + bad_row.row}: {bad_row.reason}")
+            self._progress.note(f"skipped {bad_row.place(path, rows_before)}: {bad_row.reason}")
         elif self._shown == _LINES_SHOWN:
             self._progress.note("skipped more rows; they are counted but not shown")
         self._shown += 1
@@ -167,6 +167,8 @@ def _quarantine_line(bad_row: BadRow, path: str, rows_before: int) -> bytes:
         "kind": bad_row.kind,
         "reason": bad_row.reason,
     }
+    if bad_row.member:
+        entry["member"] = bad_row.member
     if bad_row.line is not None:
         try:
             entry["line"] = bad_row.line.decode()

@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from mdata.sources.chunk import Chunk, chunk_digest, read_chunk
 from mdata.sources.parse import parse
-from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch
+from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch, in_members
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, Tokenizer
 from mdata.util.arrays import ranges, running_sums
 
@@ -111,7 +111,8 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, *, spec: EncodeSpec) -> Enc
     record_rows = np.arange(1, batch.rows + 1) if batch.kept is None else np.array(batch.kept, np.int64)
     held = held_out(batch.columns, spec.held_below) if spec.held_below else None
     seconds = (read - begun, parsed - read, time.perf_counter() - parsed)
-    encoded = EncodedChunk(batch.rows, record_rows, held, by_key, tuple(batch.bad_rows), digest, seconds)
+    bad_rows = tuple(in_members(batch.bad_rows, chunk.members))
+    encoded = EncodedChunk(batch.rows, record_rows, held, by_key, bad_rows, digest, seconds)
     return _of_length(encoded, spec) if spec.min_tokens or spec.max_tokens is not None else encoded
 
 

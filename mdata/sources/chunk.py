@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from mdata.errors import UsageError, counted, explain_os_error
 from mdata.sources.input_files import SourceFile
-from mdata.sources.record_batch import ChunkContent, ReadSpec
+from mdata.sources.record_batch import ArchiveMember, ChunkContent, ReadSpec
 from mdata.sources.record_boundaries import read_span, read_start
 from mdata.util.background import BackgroundIterator
 
@@ -42,7 +42,7 @@ class Chunk:
         start, stop: its bytes in the decompressed text; for parquet and Arrow its rows.
         data: its records; None: `read_chunk` reads them.
         file_bytes: its size in the file on disk, for progress.
-        damage: see `ChunkContent`.
+        damage, members: see `ChunkContent`.
     """
 
     file_number: int
@@ -53,6 +53,7 @@ class Chunk:
     data: bytes | None
     file_bytes: int
     damage: str = ""
+    members: tuple[ArchiveMember, ...] = ()
 
 
 def chunks(

@@ -7,8 +7,9 @@ adds the rows before it. All of this is plain data that can be sent between proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
 from mdata.errors import BadInputError
@@ -45,10 +46,22 @@ _FIXES: dict[Kind, str] = {
 }
 
 
+class ArchiveMember(NamedTuple):
+    """A member of an archive: the first row of the chunk that is in it, its name, and the line of that row.
+
+    Line 0: the row is the whole member.
+    """
+
+    row: int
+    name: str
+    line: int
+
+
 class ChunkContent(NamedTuple):
     """A chunk of a stream: its bytes or rows in the text, its records, and its size in the file on disk.
 
-    `damage`: why the rest of the file after the chunk cannot be read (`ReadSpec.keep_torn`).
+    `damage`: why the rest of the file after the chunk cannot be read (`ReadSpec.keep_torn`). `members`: of an archive,
+    in the order of their rows.
     """
 
     start: int
@@ -56,6 +69,7 @@ class ChunkContent(NamedTuple):
     data: bytes
     file_bytes: int
     damage: str = ""
+    members: tuple[ArchiveMember, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,13 +135,21 @@ class BadRowError(BadInputError):
 
 @dataclass(frozen=True)
 class BadRow:
-    """An unusable row: its number (from 1), the kind of fault, the reason, and the beginning of its line."""
+    """An unusable row: its number (from 1), the kind of fault, the reason, and the beginning of its line.
+
+    `member`: of an archive, that has it, with the line.
+    """
 
     row: int
     kind: Kind
     reason: str
     excerpt: str
     line: bytes | None = None
+    member: str = ""
+
+    def place(self, path: object, rows_before: int = 0) -> str:
+        """File and row, and the member of an archive, as messages name them."""
+        return f"{path}:{rows_before + self.row}" + (f" (member {self.member})" if self.member else "")
 
     def _other_fix(self, row: int, key_option: str) -> str:
         begins_file = row == 1 and self.kind in ("not-json", "not-object")
@@ -144,7 +166,7 @@ class BadRow:
             key_option: of the command, for the names of keys.
         """
         return BadRowError(
-            f"{path}:{rows_before + self.row}: {self.reason}",
+            f"{self.place(path, rows_before)}: {self.reason}",
             found=self.excerpt,
             fix=self._other_fix(rows_before + self.row, key_option)
             + "correct or remove this record, or skip such records (--on-error skip)",
@@ -208,6 +230,19 @@ def read_one_by_one(
             records.append(record)
             kept.append(num_rows)
     return RecordBatch(num_rows, kept if len(kept) < num_rows else None, columns(records), bad_rows)
+
+
+def in_members(bad_rows: Sequence[BadRow], members: Sequence[ArchiveMember]) -> list[BadRow]:
+    """The bad rows of a chunk with the members that they are in; the same where there are none."""
+    if not members:
+        return [*bad_rows]
+    first_rows = [member.row for member in members]
+    named = []
+    for bad_row in bad_rows:
+        member = members[bisect_right(first_rows, bad_row.row) - 1]
+        line = f", line {member.line + bad_row.row - member.row}" if member.line else ""
+        named.append(replace(bad_row, member=f"{member.name}{line}"))
+    return named
 
 
 def too_long(spec: ReadSpec) -> BadRecord:

@@ -37,7 +37,7 @@ from mdata.sources.input_files import (
     refuse_foreign_text,
 )
 from mdata.sources.mediawiki import page_spans
-from mdata.sources.record_batch import ChunkContent, ReadSpec
+from mdata.sources.record_batch import ArchiveMember, ChunkContent, ReadSpec
 from mdata.sources.record_boundaries import MOST_LOOK_BACK, read_span, read_start
 from mdata.sources.warc import record_spans
 from mdata.util.background import ClosedError
@@ -104,10 +104,11 @@ def stream_chunks(
 
 def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, spec: ReadSpec) -> Iterator[ChunkContent]:
     """Whole records of WARC, or pages and rows behind their file's head; a chunk ends with the record that fills it."""
+    if raw.file.format == "tar":
+        yield from _member_chunks(raw, text, chunk_bytes, spec=spec)
+        return
     if raw.file.format in ("csv", "tsv"):
         spans = row_spans(text, raw.file, spec=spec)
-    elif raw.file.format == "tar":
-        spans = tar_members.row_spans(text, raw.file, spec=spec)
     else:
         spans = (record_spans if raw.file.format == "warc" else page_spans)(
             text, raw.file, longest=spec.max_record_bytes
@@ -116,7 +117,7 @@ def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, spec:
     filled = begin = 0
     head, damage = b"", ""
     try:
-        if raw.file.format not in ("warc", "tar"):
+        if raw.file.format != "warc":
             head = next(spans, (0, b""))[1]
         for start, data in spans:
             if filled >= chunk_bytes:
@@ -133,6 +134,24 @@ def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, spec:
     damage = _damage_of(text, raw) or damage
     if held or damage:
         yield ChunkContent(begin, text.end, head + b"".join(held), raw.consumed(), damage)
+
+
+def _member_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, spec: ReadSpec) -> Iterator[ChunkContent]:
+    """Rows of an archive, and which of its members they are from."""
+    held: list[bytes] = []
+    members: list[ArchiveMember] = []
+    filled = begin = num_rows = 0
+    for start, data, rows, names, line in tar_members.row_spans(text, raw.file, spec=spec):
+        if filled >= chunk_bytes:
+            yield ChunkContent(begin, start, b"".join(held), raw.consumed(), members=tuple(members))
+            held, members, filled, num_rows, begin = [], [], 0, 0, start
+        held.append(data)
+        filled += len(data)
+        if line <= 1 or not members:
+            members.append(ArchiveMember(num_rows + 1, names, line))
+        num_rows += rows
+    if held:
+        yield ChunkContent(begin, text.end, b"".join(held), raw.consumed(), members=tuple(members))
 
 
 def _damage_of(text: _StreamText, raw: _RawBytes) -> str:

@@ -13,7 +13,7 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from mdata.errors import BadInputError, UsageError
 from mdata.sources.input_files import SourceFile
@@ -27,16 +27,18 @@ _READ_BYTES = 1 << 16
 _KEPT_BYTES = 1 << 16  # tarfile reads 10 KiB at once
 _OVERHANG = 4  # a row that is too long is cut this much behind the limit, which shows it
 _LINE_ENDS = re.compile(rb"[\r\n]")
+_ROW_ENDS = re.compile(rb"\r\n|\r|\n")  # as lines of JSON are read
 
 
-def row_spans(text: DecompressedText, file: SourceFile, *, spec: ReadSpec) -> Iterator[tuple[int, bytes]]:
-    """Rows as lines of JSON, and where in the archive each was complete.
+def row_spans(text: DecompressedText, file: SourceFile, *, spec: ReadSpec) -> Iterator[MemberRows]:
+    """Rows as lines of JSON, with the members that they are from.
 
     Raises:
         BadInputError: the archive is damaged. UsageError: it has no texts, or compressed members.
     """
     stream, longest, some = _Stream(text), spec.max_record_bytes + _OVERHANG, False
     sample: dict[str, bytes] = {}
+    of_sample: list[str] = []
     key = unread_key = unread_name = ""
     header_at = 0
     try:
@@ -58,15 +60,19 @@ def row_spans(text: DecompressedText, file: SourceFile, *, spec: ReadSpec) -> It
                 field = _FIELDS.get(kind.lower())
                 # A second member of one field would replace the first.
                 if sample and (f"{folder}/{stem}" != key or field in sample):
-                    yield stream.at, _row_of(sample, key, longest)
-                    sample = {}
+                    yield _sample_row(stream.at, sample, key, of_sample, longest)
+                    sample, of_sample = {}, []
                 if name.lower().endswith(_LINES):
+                    number = 1
                     for line in _lines(content, longest):
-                        yield stream.at, line + b"\n"
+                        rows = 1 if b"\r" not in line else len(_ROW_ENDS.findall(line + b"\n"))
+                        yield MemberRows(stream.at, line + b"\n", rows, member.name, number)
+                        number += rows
                         some = True
                 elif field is not None:
                     key, some = f"{folder}/{stem}", True
                     sample[field] = content.read(longest)
+                    of_sample.append(member.name)
                 elif kind.lower().rpartition(".")[2] in _FIELDS:
                     unread_key, unread_name = f"{folder}/{stem}", member.name
             if unread_name:
@@ -81,7 +87,7 @@ def row_spans(text: DecompressedText, file: SourceFile, *, spec: ReadSpec) -> It
             fix="download or write the file again",
         ) from error
     if sample:
-        yield stream.at, _row_of(sample, key, longest)
+        yield _sample_row(stream.at, sample, key, of_sample, longest)
     if not some and stream.at:
         expected = ", ".join((*_LINES, *(f".{kind}" for kind in _FIELDS)))
         raise UsageError(f"{file.path} has no members with text", expected=f"names that end in {expected}")
@@ -95,6 +101,23 @@ def _refuse_unread(file: SourceFile, name: str, *, lost: bool) -> None:
             expected="one ending, as in a.txt or a.json",
             fix="rename the members, or unpack the archive and name the folder",
         )
+
+
+class MemberRows(NamedTuple):
+    """Rows of an archive: where in it they were complete, their lines of JSON, and how many these are; the members.
+
+    `line`: the first in its member, from 1; 0: a sample, which is whole members.
+    """
+
+    at: int
+    data: bytes
+    rows: int
+    names: str
+    line: int
+
+
+def _sample_row(at: int, sample: dict[str, bytes], key: str, names: list[str], longest: int) -> MemberRows:
+    return MemberRows(at, _row_of(sample, key, longest), 1, " and ".join(names), 0)
 
 
 class _Stream:

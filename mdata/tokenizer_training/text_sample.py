@@ -21,7 +21,7 @@ from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunks, read_chunk
 from mdata.sources.input_files import STDIN, SourceFile, check_unchanged
 from mdata.sources.parse import parse
-from mdata.sources.record_batch import BadRow, ReadSpec
+from mdata.sources.record_batch import BadRow, ReadSpec, in_members
 from mdata.util.random_keys import derive_key
 
 CHUNK_BYTES = 1 << 16
@@ -60,7 +60,7 @@ class Sample:
         for chunk, rows_before in self.chunks:
             batch = parse(chunk.source.format, read_chunk(chunk, self.spec), spec=self.spec)
             if batch.bad_rows and (on_error == "stop" or first is None):
-                first = self._error(chunk, rows_before, batch.bad_rows[0])
+                first = self._error(chunk, rows_before, in_members(batch.bad_rows, chunk.members)[0])
                 if on_error == "stop":
                     raise first
             bad += len(batch.bad_rows)

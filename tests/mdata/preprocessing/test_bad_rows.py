@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import random
+import tarfile
 from dataclasses import replace
 from fractions import Fraction
 
@@ -14,10 +16,15 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import BadInputError, DamageError, UsageError
+from mdata.cleaning.clean import clean
+from mdata.cleaning.decontaminate import DecontaminateRules, load_item_sets
+from mdata.cleaning.steps import CleanRules
+from mdata.cleaning.text_job import TextJobOptions
 from mdata.errors import counted
 from mdata.indexed.append_file import SyncPoint
 from mdata.preprocessing.bad_rows import BadRowPolicy
 from mdata.sources.record_batch import BadRow
+from mdata.tokenizer_training.train import train_tokenizer
 from tests.helpers.examples import examples
 from tests.helpers.notes import Notes
 from tests.mdata.preprocessing.test_preprocess import options
@@ -182,6 +189,28 @@ def test_skipped_and_kept_rows_are_counted_and_the_others_are_taken(tmp_path, wo
     assert [entry.get("line", "").encode() or base64.b64decode(entry.get("line_base64", "")) for entry in entries] == [
         bad[row] for row in sorted(bad)
     ]
+
+
+def test_a_bad_row_of_an_archive_is_told_with_its_member(tmp_path):
+    """By each command that reads archives, and in the quarantine file."""
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name, content in {"d/a.jsonl": b'{"text": "1"}\n{"text": 2}\n', "d/b.txt": b"\xff"}.items():
+            (member := tarfile.TarInfo(name)).size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    archive = (str(tmp_path / "x.tar"),)
+    given_options = options(tmp_path, input=archive, tokenizer_type="ByteTokenizer", tokenizer_model=None, workers=1)
+    told = r"x\.tar:2 \(member d/a\.jsonl, line 2\): "
+    with pytest.raises(BadInputError, match=told):
+        mdata.preprocess(given_options)
+    with pytest.raises(BadInputError, match=told):
+        clean(TextJobOptions(input=archive, output=tmp_path / "clean"), CleanRules(steps=("fix",)))
+    with pytest.raises(BadInputError, match=told):
+        load_item_sets(DecontaminateRules(against=archive))
+    with pytest.raises(BadInputError, match=told):
+        train_tokenizer(archive, tmp_path / "tokenizer", vocab_size=300)
+    mdata.preprocess(replace(given_options, on_error="quarantine", quarantine=str(tmp_path / "bad.jsonl")))
+    entries = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert [entry["member"] for entry in entries] == ["d/a.jsonl, line 2", "d/b.txt"]
 
 
 def test_rows_may_be_passed_over_by_a_run_that_continues_one_which_stopped(tmp_path):

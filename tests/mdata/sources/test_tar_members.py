@@ -10,7 +10,7 @@ import pytest
 from mdata.errors import BadInputError, UsageError
 from mdata.sources.chunk import chunks
 from mdata.sources.parse import parse
-from mdata.sources.record_batch import ReadSpec
+from mdata.sources.record_batch import ReadSpec, in_members
 from tests.mdata.sources.inputs import ENDINGS, find_files, packed
 
 MEMBERS = {
@@ -104,6 +104,34 @@ def test_bad_rows_spoil_no_others(tmp_path):
     assert texts == ["good", "last"]
     kinds = ["not-json", "not-utf8", "not-object", "too-long", "too-long", "too-long", "no-key"]
     assert bad == list(zip([1, 2, 3, 4, 5, 6, 8], kinds, strict=True))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 50, 1 << 20])
+def test_a_bad_row_names_its_member(chunk_bytes, tmp_path):
+    members = {
+        "./a.jsonl": b'{"text": "1"}\r{"text": "2"}\r\n{"text": "3"}\n{\n\n{"text": "4"}\n{',
+        "d/b.txt": b"5",
+        "d/b.jpg": b"",
+        "d/b.json": b"[]",
+        "c/b.jsonl": b'{"text": "6"}\n{',
+        "c/c.json": b"{",
+        "c/d.txt": b"7",
+    }
+    (tmp_path / "x.tar").write_bytes(archive(members))
+    (file,) = find_files([tmp_path / "x.tar"])
+    places, rows = [], 0
+    for chunk in chunks([file], chunk_bytes, spec=ReadSpec()):
+        batch = parse(file.format, chunk.data, spec=ReadSpec())
+        places += [row.place("x.tar", rows) for row in in_members(batch.bad_rows, chunk.members)]
+        rows += batch.rows
+    assert places == [
+        "x.tar:4 (member ./a.jsonl, line 4)",
+        "x.tar:5 (member ./a.jsonl, line 5)",
+        "x.tar:7 (member ./a.jsonl, line 7)",
+        "x.tar:8 (member d/b.txt and d/b.json)",
+        "x.tar:10 (member c/b.jsonl, line 2)",
+        "x.tar:11 (member c/c.json)",
+    ]
 
 
 @pytest.mark.parametrize(
