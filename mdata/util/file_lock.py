@@ -140,6 +140,22 @@ def wait_for(path: Path) -> Iterator[None]:
             os.close(fd)  # after Ctrl-C too: this process would wait for itself
 
 
+def share(path: Path) -> int:
+    """Open a lock file (created if missing) that many may use at once; closing it ends this use, as does the process.
+
+    Callers hold a lock of their own while they open, ask and close. On a file system without locks, `is_last` is false.
+    """
+    return _locked(path, fcntl.LOCK_SH)
+
+
+def is_last(fd: int) -> bool:
+    """Whether nobody else uses the file that `share` opened."""
+    try:
+        return _lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except _HeldError:
+        return False
+
+
 def remove_left(path: Path) -> None:
     """Remove the lock file of a process that was killed in `wait_for`, for callers who need no lock themselves."""
     if path.exists():

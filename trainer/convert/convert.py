@@ -35,11 +35,11 @@ from trainer.convert.adapters import is_peft, open_peft, with_base, write_peft
 from trainer.convert.compare import Rounded, compare_logits, compare_token_ids, token_ids_text
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.links import TensorInfo, Watched
-from trainer.convert.megatron_folder import unpacked
 from trainer.convert.meta_llama import is_meta, open_meta
 from trainer.convert.model_folder import BUFFER, Format, ModelFolder, boxes, check_new, num_bytes, read_json
 from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, scratch_bytes, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
+from trainer.convert.published_archive import unpacked
 from trainer.convert.torch_dist import is_torch_dist, open_torch_dist
 
 if TYPE_CHECKING:

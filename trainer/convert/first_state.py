@@ -93,7 +93,7 @@ def first_state(
     restored = "first weights and moments" if settings.init_optimizer else "first weights"
     if config.model.lora is not None:
         restored = "frozen weights" if model.adapter is None else "frozen weights and first adapters"
-    # Not where this rank unpacked it: ranks compare their folders.
+    # Not where this host unpacked it: ranks compare their folders.
     opened = location_of(settings.init_from) if settings.init_from.endswith(".zip") else model.path
     origin = f"the {restored} are those of {opened} ({model.format})"
     other = [f"they were trained with other settings: {', '.join(differ)}"] if differ else []

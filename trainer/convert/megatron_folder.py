@@ -6,16 +6,10 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import math
 import re
-import shutil
-import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +23,6 @@ from trainer.convert.pickles import Made
 from trainer.convert.torch_file import StoredTensor
 
 LATEST, RELEASE = "latest_checkpointed_iteration.txt", "release"
-_IN_ARCHIVE = re.compile(rf"{re.escape(LATEST)}|(release|iter_\d{{7}})/mp_rank_\d{{2}}(_\d{{3}})?/model_optim_rng\.pt")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,39 +135,6 @@ def adam_steps(optimizer: Any, *, otherwise: int, where: Path) -> int:
     if type(number) not in (int, float) or not 0 <= number < 1 << 62:
         raise damaged(where, "the optimizer's step", number, expected="a count of updates")
     return int(number)
-
-
-def unpacked(path: Path) -> Path:
-    """The checkpoint in a zip archive, as models were published: a folder that is removed when the process ends.
-
-    An archive is unpacked once in a process, unless it changes.
-
-    Raises:
-        UsageError: there is no checkpoint in it, or no room for it. DamageError: the archive is damaged.
-    """
-    status = path.stat()
-    return _unpacked(path.resolve(), status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=2)
-def _unpacked(path: Path, _size: int, _time: int) -> Path:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [member for member in archive.infolist() if _IN_ARCHIVE.fullmatch(member.filename)]
-            if not any(member.filename.endswith(".pt") for member in members):
-                names = ", ".join(archive.namelist()[:5]) or "nothing"
-                problem, expected = f"{path} holds no checkpoint of Megatron-LM", f"{LATEST} and release/"
-                raise UsageError(problem, found=names, expected=expected)
-            if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
-                raise UsageError(f"{path} has a compression that is not read", fix="unpack it, and give the folder")
-            folder = Path(tempfile.mkdtemp(prefix="mtrain-zip-"))
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            with os_errors_named("unpacking an archive"):
-                for member in members:
-                    archive.extract(member, folder)
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise DamageError(f"{path} is damaged", found=str(error), fix="download it again") from error
-    return folder if (folder / LATEST).is_file() else folder / members[0].filename.partition("/")[0]
 
 
 def iteration_folder(path: Path) -> Path | None:
