@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 
 from trainer.kernels import biased_attention, cudnn_sequences, plain
 from trainer.kernels.float8 import MULTIPLE, Float8Rows, float8_rows, float8_rows_matrix
@@ -29,8 +30,8 @@ from trainer.kernels.self_test import refusals
 
 HALF = (torch.bfloat16, torch.float16)
 MANY_QUERIES = 2048  # of prompts: for fewer, the host may take longer to start cuDNN than its kernel saves
+_varlen: Callable[..., Any] = varlen_attn  # its keywords differ between versions
 MASK_MULTIPLE = 16  # of the keys of a mask in memory, which PyTorch would otherwise copy in each call
-_grouped_mm = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)  # its name before PyTorch 2.10
 GRADIENT_BLOCK = (128, 256)  # outputs and inputs of an expert's weight of a program; the fastest of six on an H100
 GROUPED_ALIGNMENT = 8  # elements of 16 bits: torch's grouped products need rows of a multiple of 16 bytes
 FLEX_VARIANTS = 64  # lengths and options that are compiled before PyTorch falls back to full matrices of scores
@@ -46,14 +47,14 @@ def document_attention(
     causal: bool = True,
 ) -> Tensor:
     """See plain.document_attention."""
-    varlen, length = _varlen(), k_BTGK.shape[1]
+    length = k_BTGK.shape[1]
     if ends is None and cudnn_sequences.takes(q_BSHK, k_BTGK, v_BTGK):
         places = cudnn_sequences.Places(documents.bounds, documents.longest)
         heads = tuple(x.flatten(0, 1) for x in (q_BSHK, k_BTGK, v_BTGK))
         y_NHK = cudnn_sequences.attention(heads, (places, places), causal=causal, scale=scale)
         if y_NHK is not None:
             return y_NHK.view(q_BSHK.shape)
-    if varlen is None or q_BSHK.dtype not in HALF:
+    if q_BSHK.dtype not in HALF:
         columns = None if ends is None else plain.chunk_columns(q_BSHK, ends)
         tensors = ScoreTensors(document_BS=documents.numbers(*k_BTGK.shape[:2]), column_S=columns)
         return scored_attention(q_BSHK, k_BTGK, v_BTGK, ScoreShape(scale=scale or 0.0, causal=causal), tensors)
@@ -64,7 +65,7 @@ def document_attention(
     for q, end in plain.query_chunks(q_BSHK, ends or (length,)):
         bounds = chunk_bounds(documents.bounds, length, end=end, chunk=q.shape[1])
         flat = (x.flatten(0, 1) for x in (q, k_BTGK[:, :end], v_BTGK[:, :end]))
-        parts.append(varlen(*flat, *bounds, documents.longest, documents.longest, **options).view(q.shape))
+        parts.append(_varlen(*flat, *bounds, documents.longest, documents.longest, **options).view(q.shape))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -83,8 +84,8 @@ def padded_attention(
         own_rows: queries and keys are of the same tokens; a row's real tokens and its padding are then two sequences,
             apart from each other. Otherwise all queries, as those of a decoder, see the real keys.
     """
-    varlen, shape, keys = _varlen(), q_BSHK.shape, k_BTGK.shape[1]
-    if length_B is None or varlen is None or q_BSHK.dtype not in HALF:
+    shape, keys = q_BSHK.shape, k_BTGK.shape[1]
+    if length_B is None or q_BSHK.dtype not in HALF:
         return plain.padded_attention(q_BSHK, k_BTGK, v_BTGK, length_B, scale)
     if cudnn_sequences.takes(q_BSHK, k_BTGK, v_BTGK):
         of_rows = functools.partial(cudnn_sequences.in_rows, rows=shape[0], device=q_BSHK.device)
@@ -100,7 +101,7 @@ def padded_attention(
     if not own_rows:
         of_queries = _padded_bounds(torch.full_like(length_B, shape[1], dtype=torch.int32), shape[1])
     flat = (x.flatten(0, 1) for x in (q_BSHK, k_BTGK, v_BTGK))
-    y_NHK: Tensor = varlen(*flat, of_queries, bounds, shape[1], keys, **options)
+    y_NHK: Tensor = _varlen(*flat, of_queries, bounds, shape[1], keys, **options)
     return y_NHK.view(shape)
 
 
@@ -319,15 +320,6 @@ def _flex_options() -> dict[str, Any]:
 
 
 @functools.cache
-def _varlen() -> Callable[..., Any] | None:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:  # PyTorch below 2.10
-        return None
-    return varlen_attn
-
-
-@functools.cache
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names of its parameters, which take longer to find than a kernel to launch."""
     return tuple(inspect.signature(function).parameters)
@@ -335,7 +327,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def _varlen_options(scale: float | None, *, grouped: bool, causal: bool = True) -> dict[str, Any]:
     """The call's keywords, whose names differ between versions of PyTorch."""
-    parameters = _parameters(_varlen() or _flex)
+    parameters = _parameters(_varlen)
     options: dict[str, Any] = {"is_causal": causal}
     if "is_causal" not in parameters:
         options = {"window_size": (-1, 0) if causal else (-1, -1)}
@@ -350,8 +342,7 @@ def grouped_product(x_MI: Tensor, weight_EOI: Tensor, end_E: Tensor) -> Tensor:
     """See plain.grouped_product; rows of no group have no meaning."""
     if not _can_group(x_MI, weight_EOI.shape[1:]):
         return plain.grouped_product(x_MI, weight_EOI, end_E)
-    assert _grouped_mm is not None, "looked up before"
-    product: Tensor = _grouped_mm(x_MI, weight_EOI.transpose(1, 2), offs=end_E)
+    product: Tensor = F.grouped_mm(x_MI, weight_EOI.transpose(1, 2), offs=end_E)
     return product
 
 
@@ -394,8 +385,7 @@ def add_grouped_product(
 
 def add_with_torch(target_EOI: Tensor, dy_MO: Tensor, *, x_MI: Tensor, end_E: Tensor, overwrite: bool = False) -> None:
     """The gradients as products of 16 bits that are then added."""
-    assert _grouped_mm is not None, "looked up before"
-    product_EOI = _grouped_mm(dy_MO.t(), x_MI, offs=end_E)
+    product_EOI = F.grouped_mm(dy_MO.t(), x_MI, offs=end_E)
     if overwrite:
         target_EOI.copy_(product_EOI)
     else:
@@ -455,5 +445,4 @@ def _triton_kernel() -> Any:
 
 def _can_group(x: Tensor, widths: torch.Size) -> bool:
     """Whether torch's grouped products take these: they begin without waiting for the host, which loops do."""
-    fits = x.dtype == torch.bfloat16 and len(x) > 0 and not any(width % GROUPED_ALIGNMENT for width in widths)
-    return fits and _grouped_mm is not None
+    return x.dtype == torch.bfloat16 and len(x) > 0 and not any(width % GROUPED_ALIGNMENT for width in widths)
