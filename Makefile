@@ -36,7 +36,7 @@ check: install lint types cpp-plain ## the quick part of make test, in 60 % of i
 	$(IN_VENV) $(PYTEST) -m "not slow and not soak"
 
 SOAK ?= 20
-soak: install ## all rows and kills, and SOAK times as many drawn cases (hours on 2 cores), then the fuzzers
+soak: install ## all rows and kills, and 4 x SOAK times as many drawn cases (hours on 2 cores), then the fuzzers
 	$(IN_VENV) MDATA_SOAK=$(SOAK) $(PYTEST) -m "soak or scaled or hypothesis" --timeout 7200
 	@$(MAKE) fuzz
 

@@ -21,13 +21,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
+SOAK = int(os.environ.get("MDATA_SOAK", "1"))
 ORACLE_USE = "oracle data"  # property of a test, "run" or "skipped"; reports carry it from the processes of -n
 
-# A property test without @examples; `make soak` raises all counts by the same factor (tests/helpers/examples.py).
+# A property test without @examples, and as many as with @examples(100) (tests/helpers/examples.py).
 # How long examples take to be drawn is no fault of a test either, where machines are shared.
 settings.register_profile(
     "ours",
-    max_examples=100 * int(os.environ.get("MDATA_SOAK", "1")),
+    max_examples=100 * SOAK if SOAK > 1 else 25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
