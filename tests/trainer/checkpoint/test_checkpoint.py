@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata.util import atomic_io
+from tests.helpers.examples import soaked
 from tests.helpers.ranks import run_ranks
 from tests.trainer.checkpoint.layouts import Layout, config_of
 from tests.trainer.checkpoint.version_1 import make_1
@@ -115,7 +116,7 @@ def _read(context, layout, folder):
     return run, _state_parts(engine), engine.optimizer.steps, _evaluated(engine)
 
 
-@pytest.mark.parametrize(("writer", "reader"), GLOO, ids=str)
+@pytest.mark.parametrize(("writer", "reader"), soaked(GLOO, but=GLOO[4:7]), ids=str)
 def test_real_ranks_of_any_layout_read_any_other(writer, reader, tmp_path):
     """All layouts, simulated: test_layouts.py."""
     trained = run_ranks(_write, writer.world_size, writer, tmp_path)
@@ -220,7 +221,7 @@ def _save_twice(context, config, root, failing_rank, call):
     return None, calls[0]
 
 
-@pytest.mark.parametrize("failing_rank", [0, 1])
+@pytest.mark.parametrize("failing_rank", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_full_disk_leaves_the_older_checkpoint_and_stops_every_rank(failing_rank, tmp_path):
     ranks, config = _config("tp2")
     for call in range(1, 40):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.trainer.convert.coverage import covers_exactly
 from trainer.convert.links import Linked, TensorInfo, link
 from trainer.convert.model_folder import boxes
@@ -67,7 +68,7 @@ def rectangles_of(draw, shape):
     return tuple(a for a, _ in box), tuple(b - a for a, b in box)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.data())
 def test_every_rectangle_is_that_of_the_whole_tensor(data):
     one = data.draw(links())
@@ -78,7 +79,7 @@ def test_every_rectangle_is_that_of_the_whole_tensor(data):
     assert torch.equal(found, expected[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))])
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(links())
 def test_there_and_back_is_the_identity_inside_the_box(one):
     ours = torch.arange(1, 1 + math.prod(one.ours.shape)).reshape(one.ours.shape)

@@ -13,11 +13,12 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from mdata import DamageError, UsageError
+from tests.helpers.examples import examples
 from tests.helpers.notes import Counted
 from tests.helpers.ranks import run_ranks
 from tests.trainer.convert.coverage import covers_exactly
@@ -347,7 +348,7 @@ def _shards(shape, tp, cuts, **more):
             )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(SHAPES, st.sampled_from([1, 2]), st.sampled_from([0, 1.0, 2.0, 3.0]), st.data())
 def test_shards_of_any_layout_there_and_back(shape, tp, version, data):
     grouped = shape.num_heads != shape.num_kv_heads or shape.mla is not None  # of which there are no older versions
@@ -363,7 +364,7 @@ def test_shards_of_any_layout_there_and_back(shape, tp, version, data):
     assert all(torch.equal(back[name], ours[name]) for name in ours)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(SHAPES)
 def test_stacked_layers_there_and_back(shape):
     shard = StateDictLayout(family=GPT, layers=range(shape.num_layers), padded_rows=16, stacked=True, fused=True)
@@ -617,7 +618,7 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(ARGUMENTS)
 def test_arguments_express_the_model_or_it_is_refused_by_name(keys):
     ours = model_config(keys, where="", context=32)

@@ -11,9 +11,10 @@ import struct
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from trainer.convert.pickles import Made, Name, PickleFault, UnknownNames, unpickle
 
 KEYS = st.none() | st.booleans() | st.integers(-(1 << 31), (1 << 31) - 1) | st.text(max_size=5) | st.binary(max_size=5)
@@ -35,7 +36,7 @@ def read(data: bytes):
     return value
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(VALUES, st.sampled_from([2, 3, 4, 5]))
 def test_plain_values_are_those_that_pickle_reads(value, protocol):
     # Protocol 2 has no bytes: pickle writes a call that makes them.
@@ -165,7 +166,7 @@ def test_the_same_bytes_are_not_copied_by_a_function():
 SEED = pickle.dumps({"args": argparse.Namespace(a=[1, 2.5, None], b=("x", b"y")), (1, "k"): {"z": 1 << 70}}, 4)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.tuples(st.integers(0, len(SEED) - 1), st.integers(0, 255)), max_size=3), st.integers(0, len(SEED)))
 def test_any_bytes_are_a_value_or_a_fault(changes, end):
     data = bytearray(SEED)

@@ -246,7 +246,7 @@ def test_training_in_fp8_follows_training_in_bf16():
             assert bool(history) == (fp8 == "delayed")
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("sequence_parallel", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_blocks_are_the_same_on_two_ranks(sequence_parallel):
     """No block is cut by tensor parallelism, so losses are those of one rank up to roundings."""
     alone = run_ranks(_trained, 1, _config("blockwise", wide=True), 4)[0]

@@ -514,7 +514,7 @@ def test_a_model_without_experts_has_no_ranks_for_them():
         (16, {"tp": 2, "ep": 2, "pp": 2, "sequence_parallel": True}),
         pytest.param(8, {"tp": 2, "ep": 2, "etp": 1, "cp": 2, "sequence_parallel": True}, marks=SOAK),
         pytest.param(12, {"ep": 3, "pp": 2, "schedule": "zb_v"}, marks=SOAK),
-        (4, {"ep": 2, **SENT}),
+        pytest.param(4, {"ep": 2, **SENT}, marks=SOAK),
         (4, {"ep": 2, **SENT, "expert_buffer": 1.5}),
     ],
 )
@@ -525,7 +525,9 @@ def test_all_ranks_of_a_layout_are_rehearsed(ranks, mesh):
     assert result.matched.collectives and result.num_runs < ranks
 
 
-@pytest.mark.parametrize(("shared", "gate"), [(None, False), (64, False), (64, True)])
+@pytest.mark.parametrize(
+    ("shared", "gate"), [*(pytest.param(*x, marks=SOAK) for x in ((None, False), (64, False))), (64, True)]
+)
 def test_what_experts_keep_under_fp8_is_what_a_plan_says(shared, gate):
     """What FP8 adds is the linear layers' rounded weights: experts keep their inputs as they are."""
     moe = replace(SIMPLE, num_experts=32, shared_ffn_hidden_size=shared, shared_gate=gate)

@@ -128,7 +128,7 @@ def test_memory_counts_buffers():
         assert [rank.state for rank in rank_bytes(toy, plans[0])] == [one + 2 * EXPERTS * 4 for one in held]
 
 
-@pytest.mark.parametrize("average", ["token", "megatron"])
+@pytest.mark.parametrize("average", [pytest.param("token", marks=SOAK), "megatron"])
 @pytest.mark.parametrize(("ranks", "mesh", "sharding"), LAYOUTS)
 def test_a_layout_changes_nothing(alone, ranks, mesh, sharding, average):
     _check_same(_whole(_config(average=average, sharding=sharding, **mesh), ranks), alone(average=average))

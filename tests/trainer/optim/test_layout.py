@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.trainer.shapes import SHAPES
 from trainer.models.gpt.params import parameter_table
 from trainer.optim.layout import ALIGNMENT, make_layout
@@ -92,7 +93,7 @@ def _specs(mesh: Mesh, rank: int, shape) -> tuple[ParamSpec, ...]:
 
 
 @given(_meshes(), st.sampled_from(["gpt2", "llama"]))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_the_runs_of_all_ranks_tile_every_logical_tensor_once(mesh, name):
     """Every element of a tensor has one owner that counts and stores it; and its sums are those of a brute force.
 
@@ -125,7 +126,7 @@ def test_the_runs_of_all_ranks_tile_every_logical_tensor_once(mesh, name):
 
 
 @given(_meshes(most=64), st.booleans())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_gradients_are_summed_over_all_ranks_that_see_a_part(mesh, sequence_parallel):
     shape = replace(SHAPES["gpt2"], num_layers=5, padded_vocab_size=512)
     holders: dict[tuple[str, tuple[int, ...]], list[tuple[int, ParamSpec]]] = {}

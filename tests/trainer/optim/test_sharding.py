@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.helpers.examples import soaked
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
     assemble,
@@ -111,7 +112,7 @@ FORMS = [(case, sharding) for case in LAYOUTS for sharding in ("gradients", "par
 FORMS += [(case, "none") for case in ("cp 2, dp 2", "1f1b, tied", "zb_v, tied, recomputed")]
 
 
-@pytest.mark.parametrize(("case", "sharding"), FORMS)
+@pytest.mark.parametrize(("case", "sharding"), soaked(FORMS, but=[FORMS[0], *FORMS[3:-3:4], FORMS[-1]]))
 def test_gradients_equal_those_of_one_rank(case: str, sharding: str) -> None:
     ranks, config = _layout(case, sharding)
     expected_totals, expected_loss, expected = _whole(_alone(case), 1)
@@ -186,9 +187,10 @@ OFF = {"overlap_grad_reduce": False, "overlap_param_gather": False}
 
 LATE = [(case, sharding) for case in BITS for sharding in ("state", "parameters")]
 LATE += [("dp 2", "gradients"), ("tp 2, dp 2", "none"), ("zb_h1", "gradients")]
+OFTEN_LATE = [("dp 2", "parameters"), ("tp 2, dp 2", "none"), ("1f1b", "state"), ("zb_h1", "gradients")]
 
 
-@pytest.mark.parametrize(("case", "sharding"), LATE)
+@pytest.mark.parametrize(("case", "sharding"), soaked(LATE, but=OFTEN_LATE))
 def test_overlap_and_delays_change_no_bit(case: str, sharding: str) -> None:
     """Communication waited for where it begins; then beside computation, with every rank late at random."""
     ranks, name, options = BITS[case]
@@ -204,7 +206,7 @@ PRECISIONS = {
 }
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", soaked(PRECISIONS, but=["fp8"]))
 def test_forms_of_sharding_give_equal_bits_where_sums_have_one_order(precision: str) -> None:
     """With one microbatch; with several, sums over ranks and over microbatches change places."""
     runs = {
@@ -250,9 +252,13 @@ def _over_stale_memory(context: Any, config: RunConfig, stale: float) -> Any:
         return _train(context, config, None)
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", soaked(SHARDINGS, but=["gradients", "parameters"]))
 @pytest.mark.parametrize(
-    "options", [{"recompute": "full"}, {"pp": 2, "schedule": "zb_v", "layers": 4}], ids=["full", "zb_v"]
+    "options",
+    [
+        pytest.param({"recompute": "full"}, id="full", marks=pytest.mark.soak),
+        pytest.param({"pp": 2, "schedule": "zb_v", "layers": 4}, id="zb_v"),
+    ],
 )
 def test_what_memory_held_before_does_not_count(options: dict[str, Any], sharding: str) -> None:
     ranks, config = 2 * options.get("pp", 1), _config("gpt2", dtype="fp32", sharding=sharding, **options)
@@ -484,7 +490,7 @@ def _poisoned(context: Any, config: RunConfig) -> tuple[bool, bool, bool]:
     return skipped.applied, kept, engine.step(microbatches(engine, 1), 1e-2).read().applied
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", soaked(SHARDINGS, but=["none", "parameters"]))
 def test_what_is_infinite_in_one_ranks_runs_is_skipped_by_all(sharding: str) -> None:
     assert run_ranks(_poisoned, 4, _config("gpt2", sharding=sharding, tp=2)) == [(False, True, True)] * 4
 

@@ -68,7 +68,7 @@ def test_distribution_is_standard_normal():
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", [pytest.param(2, marks=pytest.mark.soak), 4])
 def test_every_layout_starts_from_the_same_numbers(name, tp, monkeypatch):
     monkeypatch.setattr(init, "_CHUNK_ELEMENTS", 100)  # many chunks a tensor
     shape = replace(SHAPES[name], num_kv_heads=4, padded_vocab_size=512)

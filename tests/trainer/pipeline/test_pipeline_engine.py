@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.examples import soaked
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, check_same_gradients, layouts, logical, microbatches, reduced, small_config
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
@@ -70,7 +71,10 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("case", PIPELINES)
+OFTEN = ["1f1b, 4 stages, by hand, tied", "gpipe, balanced, dropout", "interleaved", "context parallel", "zb_v, tied"]
+
+
+@pytest.mark.parametrize("case", soaked(PIPELINES, but=OFTEN))
 def test_fp64_gradients_equal_those_of_one_rank(case: str) -> None:
     ranks, name, options = PIPELINES[case]
     alone = {key: value for key, value in options.items() if key in ("dropout", "tied", "layers")}

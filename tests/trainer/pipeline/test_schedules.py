@@ -9,10 +9,10 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.examples import examples
+from tests.helpers.examples import examples, soaked
 from tests.trainer.pipeline.interpreter import Stuck, interpret
 from trainer.pipeline.actions import Action, Schedule, peak_live, stages_of
 from trainer.pipeline.generators import SCHEDULES, default_chunks, forward_only, impossible, make_schedule, placement
@@ -24,7 +24,7 @@ from trainer.pipeline.validate import validate
 SIZES = {"num_ranks": st.integers(1, 9), "num_microbatches": st.integers(0, 24), "chunks": st.integers(0, 4)}
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.sampled_from(SCHEDULES), st.fixed_dictionaries(SIZES))
 def test_every_possible_schedule_is_sound_and_every_other_is_refused(name: str, sizes: dict[str, int]) -> None:
     stages_each = sizes["chunks"] or default_chunks(name)
@@ -60,9 +60,9 @@ def test_forward_only_runs_on_every_placement(ranks: int, microbatches: int, nam
     assert {peak_live(each) for each in lowered.actions} == {microbatches * len(stages_of(stage_ranks, 0))}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", soaked(range(10), but=[0, 1]))
 def test_a_mutated_schedule_is_refused_or_gives_the_same_numbers(seed: int) -> None:
-    """10,000 schedules with two actions exchanged, one dropped, or one repeated elsewhere."""
+    """Schedules with two actions exchanged, one dropped, or one repeated elsewhere."""
     chance = random.Random(seed)
     refused = 0
     for _ in range(1000):

@@ -7,7 +7,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.one_gpu import run_config
@@ -15,6 +15,7 @@ from benchmarks.one_gpu_options import row_config
 from benchmarks.several_gpus import ROWS as ROWS_OF_TWO
 from benchmarks.several_gpus import SECTIONS
 from benchmarks.several_gpus import row_config as several_row
+from tests.helpers.examples import examples
 from tests.trainer.plan.test_plan import config as sound
 from tests.trainer.plan.test_plan import vars_of
 from trainer.config.parse import parse_config
@@ -221,7 +222,7 @@ def _config(**train):
     return sound(model={"vocab_size": 32000}, mesh={"tp": 1}, train={"global_batch": 64, **train})
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(gpus=st.sampled_from([1, 2, 6, 8, 16]), nodes=st.sampled_from([1, 2]), gib=st.sampled_from([1, 80]))
 def test_every_layout_runs_and_fits_or_says_why(gpus, nodes, gib):
     hardware = _hardware(gpus, nodes=min(nodes, gpus), gib=gib)

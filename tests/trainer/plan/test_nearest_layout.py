@@ -7,11 +7,12 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.mtrain import main
 from mdata import UsageError
+from tests.helpers.examples import examples
 from tests.trainer.plan.test_plan import config as sound
 from tests.trainer.run.test_mock_run import config_of
 from trainer.config.parse import dump_config
@@ -72,7 +73,7 @@ MESHES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     mesh=MESHES,
     world_size=st.sampled_from([1, 2, 3, 4, 6, 8]),

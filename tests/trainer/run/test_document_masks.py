@@ -14,6 +14,7 @@ import torch
 import mdata
 from mdata.loader.loader import BatchPlan, collate
 from tests.helpers.corpora import write_pair
+from tests.helpers.examples import soaked
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.runs import make_chat, make_corpora, write_jsonl
 from trainer.config.sections import (
@@ -124,7 +125,7 @@ def _first_step(context, config):
     return total / tokens
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", soaked(CHOICES, but=["packed", "megatron"]))
 def test_the_losses_of_a_run_are_those_of_documents_alone(corpus, tmp_path, choice):
     """The first step's loss; then tp 2, with and without sequence parallelism, cp 2 and dp 2 have the same curve."""
     config = config_of(corpus, tmp_path / "alone", **CHOICES[choice])

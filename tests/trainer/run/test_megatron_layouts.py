@@ -85,7 +85,7 @@ def test_every_layout_of_the_file_is_here(oracles: Path) -> None:
         assert all(told[name][case].get("grads_maxdiff", 0) <= GRADIENT for case in ("case_gpt2", "case_llama"))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", soaked(LAYOUTS, but=["dp2_distopt", "tp2_pp2_dp1_sp"]))
 @pytest.mark.parametrize("case", soaked(["case_gpt2", "case_llama"], but=["case_llama"]))
 def test_losses_and_gradients_of_a_layout(oracles: Path, case: str, name: str) -> None:
     folder = oracles / "oracle" / "model" / case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.examples import soaked
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, logical, microbatch
 from tests.trainer.models import megatron
@@ -89,8 +91,13 @@ def trained(context, folder: Path, config: RunConfig) -> tuple[list[tuple[float,
     return curve, logical(engine.optimizer.owned, engine.optimizer.state["weight"])
 
 
-@pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("case", ["case_gpt2", "case_llama"])
+@pytest.mark.parametrize(
+    ("case", "curve"),
+    soaked(
+        itertools.product(["case_gpt2", "case_llama"], CURVES),
+        but=[("case_gpt2", "train_micro1"), ("case_llama", "train_micro4_per_token")],
+    ),
+)
 def test_twenty_steps_are_megatrons(oracles, case, curve):
     from safetensors.torch import load_file
 
@@ -136,10 +143,10 @@ def _half(context, folder: Path, row: dict, gradients: str) -> list:
 @pytest.mark.parametrize(
     ("case", "precision", "gradients"),
     [
-        ("case_gpt2", "bf16", "main"),
+        pytest.param("case_gpt2", "bf16", "main", marks=pytest.mark.soak),
         ("case_llama", "bf16", "main"),
         ("case_gpt2", "fp16", "main"),
-        ("case_llama", "fp16", "main"),
+        pytest.param("case_llama", "fp16", "main", marks=pytest.mark.soak),
         ("case_gpt2", "fp16", "params"),
     ],
 )

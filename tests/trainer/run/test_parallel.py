@@ -62,7 +62,13 @@ def _twenty_losses(context, config):
     return [engine.step(microbatches(engine, step), 1e-2).read().loss for step in range(20)]
 
 
-@pytest.mark.parametrize("layout", [(2, 2, False, 1), (2, 2, True, 1), (4, 2, True, 2), (2, 1, False, 2)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (4, 2, True, 2),
+        *(pytest.param(x, marks=pytest.mark.soak) for x in ((2, 2, False, 1), (2, 2, True, 1), (2, 1, False, 2))),
+    ],
+)
 def test_fp32_losses_of_twenty_steps_agree(layout):
     ranks, tp, sequence_parallel, micro_batch = layout
     (alone,) = run_ranks(_twenty_losses, 1, _config("llama", 1, False, 1, dtype="fp32"))
@@ -160,7 +166,7 @@ def _fp16(context, steps, precision):
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_fp16_finds_its_loss_scale_and_trains(ranks):
     """From a scale at which every gradient overflows: steps are skipped on all ranks until it has come down."""
     (exact,) = run_ranks(_twenty_losses, 1, _config("llama", 1, False, 1, dtype="fp32"))

@@ -201,7 +201,7 @@ def _against_twin(context, name):
     return {reason for *_, (reason,) in run(DecodeEngine(model, max_batch=16), asked).values()}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", soaked(SHAPES, but=set(SHAPES) - {"gpt2", "latent", "window", "longrope", "mixers"}))
 def test_the_tokens_are_those_of_the_whole_context(name):
     assert run_ranks(_against_twin, 1, name)[0] == {"length", "stop"} or name != "llama"
 
@@ -422,9 +422,7 @@ def _gap(context, name, key, place):
     return twins(make_model(context, name), [*requests(8), SAMPLES])[key].gap(place)
 
 
-@pytest.mark.parametrize(
-    "name", soaked(["llama", "gpt2", "window and whole", "latent", "hybrid"], but=["window and whole", "latent"])
-)
+@pytest.mark.parametrize("name", soaked(["llama", "gpt2", "window and whole", "latent", "hybrid"], but=["latent"]))
 def test_every_layout_gives_the_same_tokens(name):
     (alone,) = run_ranks(_layout, 1, name, 1)
     ties = Ties()
