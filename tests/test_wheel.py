@@ -129,10 +129,8 @@ def test_commands_beside_modules_of_the_same_names(at_work, tmp_path):
     options = "--tokenizer-type ByteTokenizer --append-eod --input in.jsonl"
     at_work(f"mdata preprocess {options} --output-prefix c --workers 2")
     at_work("mdata blend 1 c_text_document.json --output mix.json")
-    at_work("mtrain check run.toml --nproc 2")
     at_work("mtrain train run.toml --nproc 2")
     assert "step-2: step 2, 4 samples" in at_work("mtrain inspect run")
-    at_work("mtrain report run")
     at_work(f"mdata launch local --parts 2 -- preprocess {options} --output-prefix parts/c")
     assert Path("parts/c_text_document.json").exists()
     shutil.rmtree(tmp_path / "run")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.examples import SOAK
+from tests.helpers.examples import SOAK, soaked
 from tests.helpers.failing_calls import commands, make_world, run_command
 from tests.helpers.failures import assert_what_is_visible_is_true, crash_at, durable_calls, removals
 
@@ -86,8 +86,13 @@ def test_a_command_that_was_killed_is_completed_by_itself(world, name):
 
 @pytest.mark.scaled
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("fails", [durable_calls, removals])
+@pytest.mark.parametrize(
+    ("fails", "code"),
+    soaked(
+        itertools.product([durable_calls, removals], [errno.ENOSPC, errno.EIO]),
+        but=[(durable_calls, errno.ENOSPC), (removals, errno.EIO)],
+    ),
+)
 @pytest.mark.parametrize("name", WRITING)
 def test_a_command_that_failed_is_completed_by_itself(world, monkeypatch, capsys, name, fails, code):
     world.fresh()

@@ -97,7 +97,7 @@ def continued(context: RankContext, folder: str, ids: list[int]) -> list[int]:
     return list(answer.tokens)
 
 
-@pytest.mark.parametrize("name", soaked(SIZES, but=["7b", "70b"]))
+@pytest.mark.parametrize("name", soaked(SIZES, but=["70b"]))
 def test_a_small_model_is_asked_finetuned_at_any_tp_and_exported(
     name: str, here: Path, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +195,7 @@ def test_what_does_not_fit_says_that_adapters_may(here: Path, made: Path, capsys
 @pytest.mark.parametrize(
     ("name", "gpus", "options"),
     [
-        ("7b", 8, []),
+        pytest.param("7b", 8, [], marks=pytest.mark.soak),
         ("7b", 1, ["--lora", "16"]),
         pytest.param("7b", 8, ["mesh.tp=8"], marks=pytest.mark.soak),
         pytest.param("13b", 8, [], marks=pytest.mark.soak),

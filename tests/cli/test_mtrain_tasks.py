@@ -173,7 +173,7 @@ def test_ranks_end_without_an_error_once_the_reader_of_their_output_has_gone(mod
     ("number", "code", "text"),
     [
         (signal.SIGKILL, 5, "mtrain: error: rank 1 was killed by SIGKILL\n"),
-        (signal.SIGINT, 130, "mtrain: interrupted\n"),
+        pytest.param(signal.SIGINT, 130, "mtrain: interrupted\n", marks=pytest.mark.soak),
     ],
 )
 def test_ranks_of_nproc_end_together(model: str, tmp_path: Path, number: int, code: int, text: str) -> None:

@@ -100,10 +100,10 @@ def test_the_tutorial_trains_fills_spans_and_exports(
 @pytest.mark.parametrize(
     ("kind", "tokens"),
     [
-        ("wordpiece", []),
+        pytest.param("wordpiece", [], marks=pytest.mark.soak),
         ("wordpiece", ["[BOS]", "[EOS]"]),
         ("byte-bpe", ["[CLS]", "[SEP]"]),
-        ("byte-bpe", ["<pad>", "</s>"]),
+        pytest.param("byte-bpe", ["<pad>", "</s>"], marks=pytest.mark.soak),
     ],
 )
 def test_answers_begin_and_end_as_rows_do(kind: str, tokens: list[str], tmp_path: Path, capsys: Any) -> None:

@@ -195,7 +195,7 @@ def answering() -> Iterator[list[bytes]]:
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     bodies.append(str(server.server_port).encode())
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield bodies
     server.shutdown()

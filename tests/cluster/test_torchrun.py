@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from tests.helpers.examples import soaked
 from tests.helpers.house_rules import ROOT
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config
@@ -106,10 +107,11 @@ def _ranks(node: subprocess.Popen[bytes]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, torchrun) -> None:
+@pytest.mark.parametrize("ranks", soaked([1, RANKS], but=[1]))
+def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, torchrun, ranks) -> None:
     """On either node, the one with rank 0 included."""
     straight, config = run_in(tmp_path / "straight", steps=150), run_in(tmp_path / "run", steps=150)
-    nodes = torchrun(config, restarts=2)
+    nodes = torchrun(config, restarts=2, ranks=ranks)
     for kills, node in enumerate((1, 0), 1):
         _wait(nodes, lambda kills=kills: len(_starts(config)) == kills and len(_curve(config)) >= 7 * kills)
         os.kill(_ranks(nodes[node])[-1], signal.SIGKILL)
@@ -117,7 +119,7 @@ def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, to
     starts = _starts(config)
     assert [start["attempt"] for start in starts] == [1, 2, 3]
     assert all(start["step"] % 5 == 0 for start in starts) and starts[2]["step"] >= starts[1]["step"] > 0
-    run_ranks(_undisturbed, NODES * RANKS, straight, timeout_s=900)
+    run_ranks(_undisturbed, NODES * ranks, straight, timeout_s=900)
     assert _curve(config) == _curve(straight)
 
 

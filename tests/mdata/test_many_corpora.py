@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
 import pytest
 
+from tests.helpers.examples import soaked
 from tests.helpers.many_corpora import write_corpora
 
 pytestmark = pytest.mark.slow  # it starts many processes
@@ -54,8 +56,13 @@ def mix(tmp_path_factory):
     return write_corpora(tmp_path_factory.mktemp("many"), COUNT)
 
 
-@pytest.mark.parametrize("mode", ["mmap", "pread"])
-@pytest.mark.parametrize("method", ["", "fork", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "mode"),
+    soaked(
+        itertools.product(["", "fork", "spawn"], ["mmap", "pread"]),
+        but=[("", "pread"), ("fork", "mmap"), ("spawn", "pread")],
+    ),
+)
 def test_two_thousand_corpora_and_256_descriptors(tmp_path, mix, mode, method):
     script = tmp_path / "reading.py"
     script.write_text(READING)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.corpora import write_pair
+from tests.helpers.examples import soaked
 
 torch_data = pytest.importorskip("torch.utils.data")
 
@@ -32,7 +33,13 @@ def batches(loader) -> list[dict]:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
 @pytest.mark.parametrize(
     ("name", "context", "workers"),
-    [("native", "fork", 4), ("megatron", "fork", 4), ("megatron", "spawn", 2), ("bert", "fork", 4), ("t5", "spawn", 2)],
+    [
+        ("native", "fork", 4),
+        ("megatron", "fork", 4),
+        ("megatron", "spawn", 2),
+        ("bert", "fork", 4),
+        pytest.param("t5", "spawn", 2, marks=pytest.mark.soak),
+    ],
 )
 def test_workers_change_nothing(folder, name, context, workers):
     dataset = opened(folder, name)
@@ -49,8 +56,10 @@ def test_workers_change_nothing(folder, name, context, workers):
     assert batches(loader_of(dataset, workers=workers, multiprocessing_context=context)) == alone
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [*((name, 0) for name in KINDS), *soaked(((name, 2) for name in KINDS), but=[("native", 2), ("t5", 2)])],
+)
 def test_restored_at_every_state_the_rest_is_the_same(folder, name, workers):
     """The sampler's state is noted after each batch that was handed out, and given to a new one over a new dataset."""
     sampler = Resumed()

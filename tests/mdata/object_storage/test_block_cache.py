@@ -35,6 +35,7 @@ from mdata.loader.look_ahead import looked_ahead
 from mdata.object_storage import reading
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.uploading import put_file
+from tests.helpers.examples import SOAK
 from tests.helpers.failures import crash_at
 from tests.helpers.house_rules import ROOT
 from tests.mdata.object_storage.stored_corpora import KINDS, S, check_same, make_corpus
@@ -91,7 +92,7 @@ def test_samples_are_those_of_the_disk(far, near, server, tmp_path, name):
     server.share = 0.1
     here, there = opened(far, near, tmp_path, size="16 MiB", **KINDS[name])
     assert here.data_id == there.data_id and here.components[0].name == there.components[0].name
-    numbers = some(there, 40)
+    numbers = some(there, 20)
     wanted = blocks_read(here, numbers[:5])
     assert wanted and blocks_of(here).table.states().max() == ABSENT, "looking ahead read blocks"
     check_same(here, there, numbers[:5])
@@ -275,6 +276,7 @@ def kill_at(call, here):
     os._exit(0)
 
 
+@pytest.mark.scaled
 def test_kills_leave_a_cache_that_is_right(far, near, tmp_path, monkeypatch):
     truth = [near.with_name(f"{name}.bin").read_bytes() for name in "ab"]
 
@@ -284,7 +286,7 @@ def test_kills_leave_a_cache_that_is_right(far, near, tmp_path, monkeypatch):
 
     monkeypatch.setattr(corpus_blocks.CorpusBlocks, "_from_storage", from_truth)
     here, there = opened(far, near, tmp_path, size="16 MiB")
-    for call in range(1, 200, 13):
+    for call in range(1, 200, 13 if SOAK > 1 else 37):
         here.read([1, 2])
         assert kill_at(call, here), call
         _check_whole(here, there, truth)  # beside others that use it

@@ -19,6 +19,7 @@ from mdata.order.permutation import Permutation, shuffled_range
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import Key
 from tests.helpers.chance import RARE, normal_tail, of_counts, of_values, tail
+from tests.helpers.examples import soaked
 from tests.reference import permutation as twin
 
 Maker = Callable[[int, int, Int64s], Int64s]  # (n, number of keys, places) -> values, [keys, places]
@@ -142,8 +143,10 @@ def test_every_value_comes_as_often_at_every_place(n):
     assert every_value_at_every_place(ours, n, 20_000) > RARE
 
 
-@pytest.mark.parametrize("place", [0, 1, -2])
-@pytest.mark.parametrize("n", [*TABLES, *NETWORKS])
+NEIGHBOURS = [(n, place) for n in (*TABLES, *NETWORKS) for place in (0, 1, -2)]
+
+
+@pytest.mark.parametrize(("n", "place"), soaked(NEIGHBOURS, but=NEIGHBOURS[::4]))
 def test_values_and_neighbours(n, place):
     for check in (value_at_a_place, step_of_neighbours, order_of_neighbours):
         assert check(ours, n, max(10_000, 6 * n), place % n) > RARE, check.__name__

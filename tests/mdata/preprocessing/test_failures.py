@@ -27,7 +27,7 @@ def number_of_calls(monkeypatch, work) -> int:
     return len(calls.seen)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("code", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.soak)])
 def test_a_fresh_run_that_fails_leaves_nothing_or_a_journal(tmp_path, monkeypatch, code):
     total = number_of_calls(monkeypatch, lambda: run(tmp_path / "whole", append_eod=True))
     assert total > 15
@@ -90,7 +90,7 @@ BEFORE = {"fresh": lambda folder: None, "older": run, "interrupted": interrupted
 
 
 @pytest.mark.parametrize("before", BEFORE)
-@pytest.mark.parametrize("code", [errno.EIO, errno.EPERM])
+@pytest.mark.parametrize("code", [pytest.param(errno.EIO, marks=pytest.mark.soak), errno.EPERM])
 def test_every_deletion_and_cut_may_fail(tmp_path, monkeypatch, before, code):
     """A typed error or a run that goes on; what is finished is true, and the next run has the whole result."""
     run(tmp_path / "whole", append_eod=True)

@@ -21,7 +21,7 @@ from tests.mdata.preprocessing.test_resume import corpus, whole_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("loaded_once")]
 
-EVERY = 13  # of the states, without SOAK
+EVERY = 31  # of the states, without SOAK
 Pair = tuple[bytes, bytes]
 
 

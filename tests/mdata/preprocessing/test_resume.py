@@ -29,7 +29,7 @@ import mdata
 from mdata import BadInputError, MdataError, ResourceError, UsageError
 from mdata.progress import Silent
 from mdata.util import atomic_io, file_lock
-from tests.helpers.examples import SOAK
+from tests.helpers.examples import SOAK, soaked
 from tests.helpers.failures import assert_what_is_visible_is_true, crash_at, durable_calls
 from tests.helpers.notes import Notes
 from tests.mdata.preprocessing.test_preprocess import GOLDEN, contents, options
@@ -83,7 +83,7 @@ def test_a_crash_at_any_call_loses_nothing(tmp_path, monkeypatch, partitions):
     resumed = 0
     total = len(seen.seen)
     # The last ones are cases of their own.
-    points = sorted({*range(0, total, 1 if SOAK > 1 else 23), *range(total - 3, total)})
+    points = sorted({*range(0, total, 1 if SOAK > 1 else 53), *range(total - 3, total)})
     for n in points:
         folder = tmp_path / str(n)
         assert crash_at(n, lambda folder=folder: mdata.preprocess(job(folder)))
@@ -95,11 +95,12 @@ def test_a_crash_at_any_call_loses_nothing(tmp_path, monkeypatch, partitions):
     assert total > 100 and resumed > len(points) / 2
 
 
+@pytest.mark.scaled
 def test_a_kill_before_each_rename_shows_no_pair_without_its_manifest(tmp_path):
     inputs = corpus(tmp_path / "in")
     mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
     expected = contents(tmp_path / "whole")
-    for n in itertools.count():
+    for n in itertools.count(0, 1 if SOAK > 1 else 3):
         folder = tmp_path / str(n)
         if not crash_at(n, lambda folder=folder: mdata.preprocess(whole_job(inputs, folder)), calls=["rename"]):
             break
@@ -440,7 +441,13 @@ def command(inputs: str, folder: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("stop", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("stop", "code"),
+    soaked(
+        [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGKILL, -9)],
+        but=[(signal.SIGTERM, 75), (signal.SIGKILL, -9)],
+    ),
+)
 def test_signals_stop_a_run_that_then_continues(tmp_path, stop, code):
     """A whole process with workers; it is stopped when its first files are there."""
     source = tmp_path / "x.jsonl"

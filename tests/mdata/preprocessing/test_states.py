@@ -32,7 +32,7 @@ RUNS = ("same", "parts")
 LOST = ("nothing", "journal", "json", "bin", "idx", "origins", "blake3", "jsonl", "partials", "bin.partial")
 LOST += ("lengths.partial", "boundaries.partial", "hashes.partial", "origins.partial", "jsonl.partial", "copied")
 JOBS = ("same", "input", "options", "parts")
-STATES = 9600 if SOAK > 1 else 100
+STATES = 9600 if SOAK > 1 else 50
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ def test_failures_of_the_disk(text, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece", "sentencepiece-bpe"])
+@pytest.mark.parametrize("kind", ["byte-bpe", pytest.param("wordpiece", marks=pytest.mark.soak), "sentencepiece-bpe"])
 def test_a_crash_while_overwriting_leaves_no_mixture(text, tmp_path, kind):
     made(text, tmp_path / "old", kind)
     made(text, tmp_path / "new", kind, special_tokens=("<new>",))

@@ -122,7 +122,7 @@ def compare_code_points(pattern: str, codes: list[int]) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_code_points_in_company(pattern):
-    compare_code_points(pattern, code_points(13))
+    compare_code_points(pattern, code_points(41))
 
 
 @pytest.mark.soak

@@ -194,7 +194,7 @@ def test_facts_of_the_fork(tmp_path):
 
 @pytest.mark.slow
 def test_character_classes_are_those_of_the_reference(oracles):
-    """On every code point: the ids of these types rest on the library's classes."""
+    """On every code point of planes with characters: the ids of these types rest on the library's classes."""
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
@@ -207,6 +207,7 @@ def test_character_classes_are_those_of_the_reference(oracles):
     space = {chr(code) for first, last in ranges.pop("space_in_pretokenizer") for code in range(first, last + 1)}
     kind = {chr(code): name for name in ranges for first, last in ranges[name] for code in range(first, last + 1)}
     known = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    known = [c for c in known if c < "\U00040000" or ord(c) >> 16 == 0xE or ord(c) % 61 == 0]
     for start in range(0, len(known), 4096):
         some = known[start : start + 4096]
         kinds = [(c, kind.get(c)) for c in some]
