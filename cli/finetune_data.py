@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mdata
 from mdata import BadInputError, UsageError
 from mdata.errors import few, os_errors_named
+from mdata.util import atomic_io
 
 from .console import Console
 
 if TYPE_CHECKING:
     from mdata.blend.blend import OpenBlend
+    from mdata.chat.templates import RecordedTemplate
     from mdata.tokenizers.base.tokenizer import TokenizerConfig
     from trainer.convert.model_folder import ModelFolder
 
@@ -56,7 +58,7 @@ def prepare_data(
 ) -> str:
     """The manifest of the data, which is tokenized into its folder if it is jsonl; "" for no data."""
     from mdata.sources.record_batch import BadRowError
-    from trainer.tasks.loaded_model import recorded_template
+    from trainer.tasks.loaded_model import template_of_run
 
     folder, source, schema, key = data
     if key is None:
@@ -69,7 +71,7 @@ def prepare_data(
         )
     is_chat, template = schema != "text", arguments.chat_template
     if is_chat and template is None and isinstance(model.path, Path):
-        template = recorded_template(model.path)
+        template = _template_of_run(template_of_run(model.path), folder)
     own_template = _text_of_template(template, model.tokenizer) if is_chat else None
     files = _write_tokenizer(folder / "tokenizer", model, model.tokenizer, template=own_template)
     if own_template is not None:
@@ -218,6 +220,17 @@ def with_new_tokens(model: ModelFolder, tokens: list[str]) -> tuple[ModelFolder,
     rows = max(model.vocab_size, after.vocab_size)
     model = dataclasses.replace(model, tokenizer=tokenizer)
     return with_new_rows(model, first, rows, where=str(model.path)), {"new_rows_from": first}
+
+
+def _template_of_run(recorded: RecordedTemplate | None, folder: Path) -> str | None:
+    """The --chat-template that means a run's; one that is a text becomes a file of the folder."""
+    if recorded is None or recorded.source is None:
+        return None if recorded is None else recorded.name
+    path = folder / TEMPLATE_FILE
+    with os_errors_named("writing the chat template"):
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_io.atomic_write(path, recorded.source.encode())
+    return str(path)
 
 
 def _text_of_template(choice: str | None, tokenizer: TokenizerConfig) -> str | None:

@@ -149,13 +149,17 @@ def served_model(model: Model, name: str, *, template: str | None) -> Served:
     from mdata.chat.prompt import answer_ends
     from mdata.chat.templates import choose_template
     from trainer.serve.openai_api import Served
-    from trainer.tasks.loaded_model import recorded_template
+    from trainer.tasks.loaded_model import template_of_run
 
     if model.tokenizer is None:
         raise UsageError(f"{name} has no tokenizer", fix="give a folder that has one: --tokenizer FOLDER")
-    recorded = recorded_template(model.run_folder) if model.run_folder is not None else None
+    recorded = template_of_run(model.run_folder) if model.run_folder is not None and template is None else None
+    today = datetime.date.today().isoformat()
     try:
-        chosen = choose_template(template or recorded, model.tokenizer, date=datetime.date.today().isoformat())
+        if recorded is None:
+            chosen = choose_template(template, model.tokenizer, date=today)
+        else:
+            chosen = recorded.of(model.tokenizer, date=today)
     except UsageError as error:
         if template is not None:
             raise

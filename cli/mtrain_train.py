@@ -239,24 +239,18 @@ def result_text(
 
 
 def _options_of_data(data: DataSection) -> str:
-    """The options of mtrain eval for the labelled rows of the first validation set, or of the training data, and of
-    mtrain chat for conversations; "": none, or unknown."""
+    """The options of mtrain eval for the labelled rows of the first validation set, or of the training data; "": none,
+    or unknown."""
     from mdata import open_blend
 
-    if data.kind not in ("classify", "chat", "pairs"):
+    if data.kind != "classify":
         return ""
     try:
         corpora = open_blend(data.valid[0] if data.valid else data.blend, allow_outside=data.allow_outside).corpora
     except MdataError:  # the training has ended well, whatever became of its data
         return ""
     made = corpora[0].manifest.provenance
-    if made is None:
-        return ""
-    template = made.options.get("chat_template")
-    name = template.get("name") if isinstance(template, Mapping) else None
-    if name not in (None, "tokenizer", "chatml", "plain"):  # a file, which the run does not have
-        return f"--chat-template {shlex.quote(str(name))}"
-    if "task" not in made.options or not made.inputs:
+    if made is None or "task" not in made.options or not made.inputs:
         return ""
     paths = [file.path for file in made.inputs]
     source = paths[0] if len(paths) == 1 else os.path.commonpath(paths)  # RACE has a file for each passage

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from blake3 import blake3
 
@@ -24,6 +24,7 @@ from mdata.util.config_text import parse_json
 from mdata.util.regular_files import regular_file
 
 CHATML, PLAIN, OWN = "chatml", "plain", "tokenizer"
+TEMPLATE_SOURCE = "chat_template_source"  # of a corpus and of a run, see `source_to_record`
 START, END = "<|im_start|>", "<|im_end|>"
 # Those of OpenAI's chats. Another is more likely an error of spelling, whose turn would be context without a word.
 ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function")
@@ -225,6 +226,42 @@ def _own_template(tokenizer: Tokenizer, model: str | None) -> str | None:
                 fix=f"--chat-template with a Jinja file of one of them, {CHATML} or {PLAIN}",
             )
     return template if isinstance(template, str) else None
+
+
+def source_to_record(template: Template, tokenizer: Tokenizer) -> str | None:
+    """The text of a template in Jinja that cannot be had from the tokenizer's files; None: it can, or is none."""
+    if not isinstance(template, JinjaTemplate) or template.source == _config(tokenizer).get("chat_template"):
+        return None
+    return template.source
+
+
+class RecordedTemplate(NamedTuple):
+    """The template of a corpus' conversations, by its name and by `source_to_record`."""
+
+    name: str
+    source: str | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it can be had; versions before 0.1.0 did not record the text of a file."""
+        return self.source is not None or self.name in (CHATML, PLAIN, OWN)
+
+    def of(self, tokenizer: Tokenizer, *, date: str | None = None) -> Template:
+        """The template itself.
+
+        Raises:
+            UsageError: it cannot be run, see `choose_template`.
+        """
+        if self.source is None:
+            return choose_template(self.name, tokenizer, date=date)
+        return JinjaTemplate(self.name, self.source, _variables(tokenizer), date).checked()
+
+
+def recorded_template(options: Mapping[str, Any]) -> RecordedTemplate | None:
+    """The template in the options that a manifest records; None: there is none, or it is not known."""
+    template, source = options.get("chat_template"), options.get(TEMPLATE_SOURCE)
+    name = template.get("name") if isinstance(template, Mapping) else None
+    return RecordedTemplate(name, source if isinstance(source, str) else None) if isinstance(name, str) else None
 
 
 def _text_of(path: Path) -> str:

@@ -93,7 +93,8 @@ def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> 
     key, _, kind = result.partition("/")
     share, count = fraction_of(str(options.get("holdout", "0"))), int(options.get("partitions", 1))
     is_part, held_out = kind.startswith("part"), kind == "holdout"
-    others = sorted((name, repr(value)) for name, value in options.items() if name not in ("result", *_OF_SHARDS))
+    left_out = ("result", "chat_template_source", *_OF_SHARDS)  # the template's fingerprint says it, in all versions
+    others = sorted((name, repr(value)) for name, value in options.items() if name not in left_out)
     of_run = tuple(option for option in others if option[0] not in _REWRITTEN)
     fingerprint = manifest.tokenizer.fingerprint if manifest.tokenizer else None
     shard = options.get("shard")

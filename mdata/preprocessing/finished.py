@@ -201,8 +201,8 @@ def _other_options(job: JobPlan, name: str, manifest: CorpusManifest) -> str | N
     provenance = manifest.provenance
     if provenance is None or manifest.tokenizer is None:
         return "it was not made by this command"
-    # max_errors never changes a result, and on_error only where there are bad rows.
-    ignored = ("max_errors",) if any(provenance.skipped.values()) else ("max_errors", "on_error")
+    # max_errors never changes a result, and on_error only where there are bad rows. The fingerprint compares templates.
+    ignored = ("max_errors", "chat_template_source", *(() if any(provenance.skipped.values()) else ("on_error",)))
     old, new = (
         {**dict(options), **dict.fromkeys(ignored)} for options in (provenance.options, job.recorded_options(name))
     )

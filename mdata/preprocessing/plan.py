@@ -107,8 +107,12 @@ class JobPlan:
         if self.spec.splitter is not None:
             recorded["sentence_tables"] = self.spec.splitter.fingerprint
         if self.spec.chat is not None:
+            from mdata.chat.templates import TEMPLATE_SOURCE, source_to_record
+
             template = self.spec.chat.template
             recorded["chat_template"] = {"name": template.name, "fingerprint": template.fingerprint}
+            if (source := source_to_record(template, self.tokenizer)) is not None:
+                recorded[TEMPLATE_SOURCE] = source
         return recorded
 
     def beside(self, ending: str) -> Path:

@@ -17,12 +17,11 @@ from types import SimpleNamespace
 import pytest
 
 from cli.mtrain import COMMANDS, main
-from cli.mtrain_train import _ending_for_good, _options_of_data, result_text
+from cli.mtrain_train import _ending_for_good, result_text
 from mdata import ResourceError, StoppedError, UsageError
 from mdata.util import file_lock
-from tests.helpers.runs import make_chat, make_config, make_corpora, write_jsonl
+from tests.helpers.runs import make_config, make_corpora, write_jsonl
 from trainer.config.parse import dump_config
-from trainer.config.sections import DataSection
 from trainer.launching.job import END_FILE, FINAL
 from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
 from trainer.run.metrics import read_metrics
@@ -464,13 +463,6 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
         f"next: mtrain generate '{folder}'",
     ]
     assert result_text(result, folder, kind="chat").endswith(f"next: mtrain chat '{folder}'")
-    plain = DataSection(blend=str(make_chat(tmp_path)), kind="chat")
-    talk = result_text(result, folder, kind="chat", options=_options_of_data(plain))
-    assert talk.endswith(f"next: mtrain chat '{folder}'"), "the run records that its template is plain"
-    (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}")
-    (other := tmp_path / "other").mkdir()
-    drawn = DataSection(blend=str(make_chat(other, chat_template=str(tmp_path / "mine.jinja"))), kind="chat")
-    assert _options_of_data(drawn) == "--chat-template mine.jinja", "the run has no copy of it"
     encoder = result_text(result, folder, family="bert")
     assert encoder.endswith(f"next: mtrain generate '{folder}' --prompt 'The capital of [MASK] is Paris.'")
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")

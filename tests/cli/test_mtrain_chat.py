@@ -48,6 +48,11 @@ def test_a_run_is_asked_with_the_template_of_its_conversations(folder, tmp_path)
     assert served_model(model, "tiny", template=None).template is None
     of_run = dataclasses.replace(model, run_folder=tmp_path)
     assert served_model(of_run, "run", template=None).template.name == "plain"
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    facts = {"chat_template": "mine.jinja", "chat_template_source": source}
+    (tmp_path / "tokenizer_facts.json").write_text(json.dumps(facts))
+    assert served_model(of_run, "run", template=None).template.source == source
+    assert served_model(of_run, "run", template="plain").template.name == "plain"
 
 
 @pytest.fixture

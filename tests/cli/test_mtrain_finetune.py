@@ -96,6 +96,16 @@ def test_a_template_file_stays_with_the_tokenizer(here: Path, capsys: pytest.Cap
         assert said in capsys.readouterr().err
 
 
+def test_the_template_file_of_a_run_is_used_for_its_conversations(here: Path) -> None:
+    shutil.copytree(here / "tiny", here / "run")
+    mine = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}"
+    facts = {"chat_template": "mine.jinja", "chat_template_source": mine}
+    (here / "run/tokenizer_facts.json").write_text(json.dumps(facts))
+    assert finetune("run", "chats.jsonl", "--print", "--epochs", "0.1", "--sequence-length", "64") == 0
+    settings = json.loads((here / "runs/run-chats/data/tokenizer/tokenizer_config.json").read_text())
+    assert settings["chat_template"] == mine
+
+
 def test_adapters_are_trained_and_go_on_from_a_folder_of_peft(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("chats.jsonl", "--lora", "4", "--epochs", "0.1", "--sequence-length", "64", "model.lora.alpha=12.0")
     assert finetune("tiny", *words) == 0

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from mdata import __version__
-from mdata.chat.templates import CHATML, PLAIN
+from mdata.chat.templates import CHATML, PLAIN, TEMPLATE_SOURCE, recorded_template
 from mdata.dataset.run_paths import StartedIn
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import address_of, is_address
@@ -336,18 +336,18 @@ def tokenizer_files(data: RunData) -> dict[str, bytes]:
     files = {f"tokenizer/{name}": content for name, content in data.train.tokenizer_files.items()}
     if tokenizer := data.train.tokenizer:
         facts = {"type": tokenizer.type, "options": tokenizer.options, "fingerprint": tokenizer.fingerprint}
-        if template := _named_template(data):
-            facts["chat_template"] = template
+        facts |= _recorded_template(data)
         files["tokenizer_facts.json"] = _json(facts)
     return files
 
 
-def _named_template(data: RunData) -> str | None:
-    """The template of the run's conversations, if it is one that needs no file: for chats with the model."""
+def _recorded_template(data: RunData) -> dict[str, Any]:
+    """The template of the run's conversations, for chats with the model; {}: several, or the tokenizer's own."""
     provenances = [part.corpus.manifest.provenance for part in data.train.components]
-    names = {(made.options.get("chat_template") or {}).get("name") if made else None for made in provenances}
-    (name, *others) = names
-    return name if not others and name in (CHATML, PLAIN) else None
+    (made, *others) = {recorded_template(provenance.options) if provenance else None for provenance in provenances}
+    if others or made is None or (made.source is None and made.name not in (CHATML, PLAIN)):
+        return {}
+    return {"chat_template": made.name} | ({} if made.source is None else {TEMPLATE_SOURCE: made.source})
 
 
 def record_file(folder: Path) -> dict[str, bytes]:

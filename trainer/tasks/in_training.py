@@ -17,7 +17,7 @@ import mdata
 from mdata import DamageError, MdataError, UsageError
 from mdata.chat.loss_spans import Template
 from mdata.chat.prompt import answer_ends, answer_prompt
-from mdata.chat.templates import CHATML, OWN, PLAIN, choose_template
+from mdata.chat.templates import recorded_template
 from mdata.errors import counted
 from mdata.util import atomic_io
 from trainer.tasks.lambada import lambada, read_passages
@@ -116,20 +116,26 @@ def _template_of(dataset: mdata.Dataset, tokenizer: mdata.Tokenizer) -> Template
     """The chat template that made the data.
 
     Raises:
-        UsageError: it was a file, or is no longer the tokenizer's.
+        UsageError: corpora have different ones, or none; or it is not stored.
     """
-    provenance = dataset.components[0].corpus.manifest.provenance
-    options = provenance.options if provenance else {}
-    recorded = options.get("chat_template") or {}
-    name = recorded.get("name", "")
-    if name in (CHATML, PLAIN, OWN):
-        template = choose_template(name, tokenizer, date=options.get("chat_date"))
-        if template.fingerprint == recorded.get("fingerprint"):
+    made = [part.corpus.manifest.provenance for part in dataset.components]
+    options = [provenance.options if provenance else {} for provenance in made]
+    fingerprints = {str((each.get("chat_template") or {}).get("fingerprint")) for each in options}
+    recorded = recorded_template(options[0])
+    if recorded is not None and recorded.is_stored and len(fingerprints) == 1:
+        template = recorded.of(tokenizer, date=options[0].get("chat_date"))
+        if template.fingerprint in fingerprints:
             return template
+    names = sorted({each.name for each in map(recorded_template, options) if each is not None})
     raise UsageError(
         "evaluate.prompts needs the chat template of the data",
-        found=f"template {name!r}, which is not stored with them" if name else "data that does not name it",
-        fix="put it beside the tokenizer, as chat_template.jinja, and tokenize again; or leave evaluate.prompts out",
+        found=f"{len(fingerprints)} templates: {', '.join(names)}"
+        if len(fingerprints) > 1
+        else f"template {names[0]!r}, which is not stored with them"
+        if names
+        else "data that does not name it",
+        expected="one template of all corpora, stored with them",
+        fix="tokenize again, or leave evaluate.prompts out",
     )
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 import mdata
 from mdata import DamageError, UsageError
+from mdata.chat.templates import RecordedTemplate, recorded_template
 from mdata.errors import counted, os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.special_names import decoder_ends
@@ -493,11 +494,11 @@ def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
     return tokenizer
 
 
-def recorded_template(run_folder: Path) -> str | None:
-    """The name of the chat template that made a run's conversations; None: it had none, or one that is no name."""
+def template_of_run(run_folder: Path) -> RecordedTemplate | None:
+    """The chat template that made a run's conversations; None: there were none, or it is the tokenizer's own."""
     path = run_folder / "tokenizer_facts.json"
-    name = read_json(path, subject="the template of a run").get("chat_template") if path.is_file() else None
-    return name if isinstance(name, str) else None
+    facts = read_json(path, subject="the template of a run") if path.is_file() else {}
+    return recorded_template({**facts, "chat_template": {"name": facts.get("chat_template")}})
 
 
 def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdata.Tokenizer:

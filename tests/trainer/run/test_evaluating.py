@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.mtrain import main
-from mdata import BadInputError, UsageError
+from mdata import BadInputError, UsageError, make_blend
 from mdata.chat.prompt import answer_prompt
 from mdata.chat.templates import choose_template
 from tests.helpers.examples import soaked
@@ -19,10 +19,11 @@ from trainer.config.sections import CheckpointSection, EvaluateSection, MeshSect
 from trainer.parallel.mesh import Mesh
 from trainer.run.data import open_data
 from trainer.run.metrics import read_metrics
+from trainer.run.run_folder import tokenizer_files
 from trainer.run.train import train
 from trainer.tasks.generate import GenerationRequest, continue_rows
 from trainer.tasks.in_training import FixedTask, read_evaluations, read_tasks, score_tasks, task_problems
-from trainer.tasks.loaded_model import Model
+from trainer.tasks.loaded_model import Model, template_of_run
 from trainer.tasks.sampling import Sampling
 
 
@@ -187,8 +188,26 @@ def test_prompts_that_cannot_be_asked_are_named(corpora: Path, tmp_path: Path) -
     (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     chat = make_chat(tmp_path, chat_template=str(tmp_path / "own.jinja"))
     data = replace(config.data, kind="chat", blend=str(chat), valid=())
-    with pytest.raises(UsageError, match=r"template 'own\.jinja', which is not stored"):
-        open_data(replace(config, data=data, evaluate=EvaluateSection(prompts=("a",))))
+    asked = replace(config, data=data, evaluate=EvaluateSection(prompts=("a",)))
+    open_data(asked)
+    (plain := tmp_path / "plain").mkdir()
+    mix = tmp_path / "mix.json"
+    both = [{"path": str(path)} for path in (chat, make_chat(plain))]
+    make_blend({"component": both, "allow_overlap": True}, mix)
+    with pytest.raises(UsageError, match=r"found: 2 templates: own\.jinja, plain"):
+        open_data(replace(asked, data=replace(data, blend=str(mix))))
+
+
+def test_a_run_keeps_the_template_file_of_its_conversations(corpora: Path, tmp_path: Path) -> None:
+    """The file is gone when the run is asked."""
+    file, text = tmp_path / "own.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    file.write_text(text)
+    chat = make_chat(tmp_path, chat_template=str(file))
+    file.unlink()
+    config = _config(corpora, tmp_path / "run")
+    data = open_data(replace(config, data=replace(config.data, kind="chat", blend=str(chat), valid=())))
+    (tmp_path / "tokenizer_facts.json").write_bytes(tokenizer_files(data)["tokenizer_facts.json"])
+    assert template_of_run(tmp_path) == ("own.jinja", text)
 
 
 def test_tasks_that_cannot_be_read_are_named_before_the_run_starts(corpora: Path, tmp_path: Path) -> None:
