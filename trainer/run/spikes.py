@@ -2,7 +2,7 @@
 
 The detector decides (spike_detector.py), identically on all ranks. With "skip" the device has already skipped the
 update. To roll back, all ranks finish a save in flight; rank 0 records the samples to skip in data.json and points
-`latest` to the newest checkpoint before the spike; and each rank raises a RollBackError. The run then restarts there as
+`latest` to the newest checkpoint before them; and each rank raises a RollBackError. The run then restarts there as
 after a crash, exactly as if a user had put these ranges into data.skip.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from mdata import MdataError
 from mdata.errors import counted, explain_os_error
-from trainer.checkpoint.folder import find_checkpoint, point_to, step_of, whole_checkpoints
+from trainer.checkpoint.folder import find_checkpoint, point_to, run_state, step_of, whole_checkpoints
 from trainer.checkpoint.location import checkpoints_folder
 from trainer.checkpoint.save import together
 from trainer.config.sections import RunConfig
@@ -137,12 +137,14 @@ class Spikes:
         root, settings = checkpoints_folder(self._config), self._config.spikes
         newest = find_checkpoint(root).folder
         last = min(spike.step - 1, step_of(newest) if newest else 0)
-        folder = next((folder for folder in whole_checkpoints(root) if step_of(folder) <= last), None)
-        if folder is None:
+        earlier = [folder for folder in whole_checkpoints(root) if step_of(folder) <= last]
+        if not earlier:
             text = f"step {spike.step:,}: no checkpoint before the spike to return to; the run continues"
             self._log.event("note", {"text": text})
             self._tell(text)
             return False
+        first_skipped = spike.step - settings.skip_before
+        folder = next((folder for folder in earlier if step_of(folder) < first_skipped), earlier[-1])
         events = [event for event in read_events(Path(self._config.run.folder)) if event["event"] == "rollback"]
         before = sum(event.get("checkpoint") == folder.name for event in events)
         if before >= settings.max_rollbacks:
@@ -153,7 +155,8 @@ class Spikes:
                 fix=f"look at {_page_name(spike.step)}; then raise spikes.skip_after, use mtrain skip, or lower "
                 "optimizer.lr",
             )
-        first = max(0, until - self._sizes.last_steps(settings.skip_before + 1, end=until))
+        trained = run_state(folder).consumed_samples  # on these, whatever is recorded
+        first = max(trained, until - self._sizes.last_steps(settings.skip_before + 1, end=until))
         last_sample = self._sizes.after(settings.skip_after, consumed=until) - 1
         record_skip(Path(self._config.run.folder), [(first, last_sample)])
         point_to(folder)

@@ -222,6 +222,19 @@ def test_rolling_back_is_the_run_from_that_checkpoint_without_these_samples(corp
     assert losses(config)[STEPS] != losses(reported)[STEPS]
 
 
+@pytest.mark.parametrize(("keep", "saved"), [(9, 102), (1, 119)])
+def test_no_checkpoint_was_trained_on_what_is_recorded_as_skipped(corpora, tmp_path, keep, saved):
+    """It returns to before `skip_before` steps too; where it cannot, it trained on these, and does not deny it."""
+    config = config_of(tmp_path / "run", corpora.blend, action="roll_back", skip_before=1, skip_after=FAULTS - 1)
+    alone(replace(config, checkpoint=replace(config.checkpoint, interval=17, keep=keep)))
+    (rollback,) = events(config, "rollback")
+    first = max(FAULTY - 1, saved + 1)
+    samples = skipped_samples(first, FAULTY + FAULTS - 1)
+    assert (rollback["checkpoint"], rollback["samples"]) == (f"step-{saved}", list(map(int, samples.split("-"))))
+    assert read_record(config.run.folder).skip == (tuple(rollback["samples"]),)
+    assert [step for step, loss in losses(config).items() if loss is None] == list(range(first, FAULTY + FAULTS))
+
+
 def assert_equals_the_run_without(samples: str, config: RunConfig, other: RunConfig) -> None:
     """Bit for bit, and only the steps of these samples have no loss."""
     alone(other)
