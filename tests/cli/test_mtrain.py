@@ -505,7 +505,7 @@ def test_a_run_of_two_ranks_gives_its_result_as_json(real_run: Path, capfd: pyte
     assert len(json.loads((real_run / "run" / "ranks.json").read_text())) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in `make test` those of tests/cli/test_mtrain_tasks.py
 def test_a_run_of_two_ranks_has_no_error_if_the_reader_of_its_result_has_gone(real_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=1")
@@ -551,7 +551,7 @@ def test_ctrl_c_saves_and_leaves_no_rank(real_run: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("number", "code", "text"),
     [
-        (signal.SIGTERM, 75, "stopped by SIGTERM"),
+        pytest.param(signal.SIGTERM, 75, "stopped by SIGTERM", marks=pytest.mark.soak),
         (signal.SIGKILL, 5, "mtrain: error: rank 1 was killed by SIGKILL\n  try: "),
     ],
 )

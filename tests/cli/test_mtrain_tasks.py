@@ -132,11 +132,11 @@ def test_ranks_of_nproc_answer_as_one_process_does(
     model: str, prompts: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found = []
-    for more in ((), ("--nproc", "2"), ("--nproc", "2", "--pp", "2")):
+    for more in ((), ("--nproc", "2", "--pp", "2")):
         words = ["generate", model, "--input", prompts, "--max-tokens", "6", "--json", *more]
         assert main(words) == 0
         found.append(json.loads(capfd.readouterr().out))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     output = tmp_path / "logits.safetensors"
     assert main(["logits", model, "--input", prompts, "--output", str(output), "--nproc", "2"]) == 0
     assert load_file(output)["1"].shape[0] == 2
@@ -178,7 +178,7 @@ def test_ranks_end_without_an_error_once_the_reader_of_their_output_has_gone(mod
 )
 def test_ranks_of_nproc_end_together(model: str, tmp_path: Path, number: int, code: int, text: str) -> None:
     output = tmp_path / "texts.jsonl"
-    words = ["generate", model, "--num-samples", "100000", "--max-tokens", "9", "--output", str(output), "--nproc", "2"]
+    words = ["generate", model, "--num-samples", "20000", "--max-tokens", "9", "--output", str(output), "--nproc", "2"]
     command = [sys.executable, "-m", "cli.mtrain", *words, "--quiet"]
     root = Path(__file__).parents[2]
     process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True)

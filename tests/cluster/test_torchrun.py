@@ -110,7 +110,7 @@ def _ranks(node: subprocess.Popen[bytes]) -> list[int]:
 @pytest.mark.parametrize("ranks", soaked([1, RANKS], but=[1]))
 def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, torchrun, ranks) -> None:
     """On either node, the one with rank 0 included."""
-    straight, config = run_in(tmp_path / "straight", steps=150), run_in(tmp_path / "run", steps=150)
+    straight, config = run_in(tmp_path / "straight", steps=80), run_in(tmp_path / "run", steps=80)
     nodes = torchrun(config, restarts=2, ranks=ranks)
     for kills, node in enumerate((1, 0), 1):
         _wait(nodes, lambda kills=kills: len(_starts(config)) == kills and len(_curve(config)) >= 7 * kills)

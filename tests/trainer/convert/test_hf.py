@@ -68,6 +68,7 @@ from trainer.tasks.loaded_model import Model
 transformers = pytest.importorskip("transformers")
 MODEL_TYPES = tuple(families_of_types())
 ALL = [*NAMES, *(pytest.param(name, marks=pytest.mark.soak) for name in (*OTHER_EXPERTS, *HYBRIDS))]
+GREEDY = ["gpt2", "llama3", "gpt_neox", "stablelm2", "cohere2", "olmo3", "phi4", "gemma3", "qwen2_moe", "mamba2"]
 NATIVE, HF = ConvertOptions(to="mtrain"), ConvertOptions(to="hf")
 
 
@@ -102,7 +103,7 @@ def test_there_and_back_is_bit_equal(name, tmp_path):
     assert before["eos_token_id"] == after["eos_token_id"] == 256
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*soaked(NAMES, but=GREEDY), *ALL[len(NAMES) :]])
 def test_both_write_the_same_greedy_text(name, tmp_path):
     theirs = save(name, tmp_path / "theirs")
     convert(theirs, tmp_path / "ours", options=NATIVE)

@@ -18,6 +18,7 @@ import mdata
 from cli.mtrain import main
 from mdata.object_storage import stores, uploading
 from mdata.tracing.run_record import has_record, read_record
+from tests.helpers.examples import soaked
 from tests.helpers.house_rules import ROOT
 from tests.helpers.object_server import ObjectServer
 from tests.helpers.ranks import run_ranks
@@ -163,7 +164,10 @@ def write_config(config: RunConfig, folder: Path) -> str:
     return str(folder / "run.toml")
 
 
-@pytest.mark.parametrize(("at", "left"), [("step-4/rank-00000.safetensors", []), ("run/latest", ["step-4"])])
+KILLED_AT = [("step-4/rank-00000.safetensors", []), ("run/latest", ["step-4"])]
+
+
+@pytest.mark.parametrize(("at", "left"), soaked(KILLED_AT, but=KILLED_AT[1:]))
 def test_a_run_that_is_killed_while_it_uploads_goes_on_bit_for_bit(
     server: ObjectServer, root: ObjectFolder, config_of: Any, tmp_path: Path, at: str, left: list[str]
 ) -> None:
