@@ -19,8 +19,8 @@ EXTRAS = set(PROJECT["optional-dependencies"])
 # What our texts tell users and developers to install besides us.
 OTHERS = {
     "accelerate", "atheris", "boto3", "causal-conv1d", "datasketch", "datatrove", "huggingface_hub", "jinja2",
-    "lightning", "mamba-ssm", "megatron-core", "nltk", "psutil", "pycld2", "pyyaml", "ray", "rensa",
-    "torch", "torchdata", "xxhash",
+    "lightning", "mamba-ssm", "megatron-core", "nltk", "nvidia-cudnn-frontend", "psutil", "pycld2", "pyyaml", "ray",
+    "rensa", "torch", "torchdata", "xxhash",
 }  # fmt: skip
 _INSTALLS = re.compile(r"pip3? (?:install|wheel)((?:[ \t]+[\"']?[\w.\[\],=<>{}/\"'-]+)+)")
 _OPTIONS_WITH_VALUE = ("-c", "-r", "--constraint", "--wheel-dir", "--index-url")
