@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import tomllib
@@ -43,12 +44,17 @@ def names_installed(text: str) -> list[str]:
     return names
 
 
+@functools.cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _texts():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in tracked:
         path = ROOT / name
         if path.suffix == ".py" and not name.startswith("tests/"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(_parsed(path)):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield f"{name}:{node.lineno}", node.value
                 elif isinstance(node, ast.JoinedStr):
@@ -98,7 +104,7 @@ def test_every_extra_that_is_asked_for_exists():
     calls = [
         node
         for path in (*ROOT.glob("mdata/**/*.py"), *ROOT.glob("trainer/**/*.py"), *ROOT.glob("cli/*.py"))
-        for node in ast.walk(ast.parse(Path(path).read_text()))
+        for node in ast.walk(_parsed(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "install_command"
     ]
     assert len(calls) >= 4

@@ -79,7 +79,7 @@ def one_step(folder: Path, state: dict, ranks: int) -> tuple[Step, dict]:
     return joined(parts), json.loads(json.dumps(states[0]))
 
 
-@pytest.mark.parametrize("steps", [100, LONG])
+@pytest.mark.parametrize("steps", [50, LONG])
 def test_resumed_at_every_step_on_other_ranks(folder, steps):
     expected = uninterrupted(folder, steps)
     assert len({text for _, text in expected}) == steps

@@ -103,7 +103,7 @@ def test_a_signal_ends_ranks_that_wait_inside_a_library_for_one_that_never_comes
         assert path.read_text().startswith(f"rank {rank} was stopped by SIGTERM before all ranks had joined\n")
 
 
-@pytest.mark.parametrize("method", ["file", "tcp"])
+@pytest.mark.parametrize("method", [pytest.param("file", marks=pytest.mark.soak), "tcp"])
 def test_a_rank_that_comes_late_is_named_and_waited_for(method: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = f"tcp://127.0.0.1:{free.getsockname()[1]}" if method == "tcp" else ""

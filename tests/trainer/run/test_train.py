@@ -145,7 +145,7 @@ def test_resuming_at_every_step_is_bitwise_the_same_run(corpora, tmp_path):
     run_ranks(_train, 2, undisturbed)
     expected = _curve(tmp_path / "whole")
     folder = tmp_path / "parts"
-    for stop in (1, 2, 5, 11, 12):
+    for stop in (1, 5, 12):
         # The schedule must not know where we stop: decay_steps is fixed.
         part = replace(undisturbed, run=RunSection(folder=str(folder), seed=7))
         part = replace(part, optimizer=replace(part.optimizer, decay_steps=12), train=replace(part.train, steps=stop))
