@@ -44,7 +44,8 @@ def test_no_file_imports_itself_through_others(imports):
 
 def test_nothing_else_is_loose_at_the_top(package, files):
     loose = {name.rpartition(".")[2] for name in files if name.count(".") == 1 and files[name].name != "__init__.py"}
-    assert loose == {"mdata": {"errors", "progress", "version", "__main__"}, "trainer": {"errors"}}[package]
+    allowed = {"mdata": {"errors", "progress", "version", "__main__"}, "trainer": {"errors", "arithmetic"}}
+    assert loose == allowed[package]
 
 
 def test_a_room_says_what_it_is_in_the_words_of_the_table(package, files):
