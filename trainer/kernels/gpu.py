@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.varlen import varlen_attn
 
 from trainer.kernels import biased_attention, cudnn_sequences, plain
 from trainer.kernels.float8 import MULTIPLE, Float8Rows, float8_rows, float8_rows_matrix
@@ -30,7 +29,6 @@ from trainer.kernels.self_test import refusals
 
 HALF = (torch.bfloat16, torch.float16)
 MANY_QUERIES = 2048  # of prompts: for fewer, the host may take longer to start cuDNN than its kernel saves
-_varlen: Callable[..., Any] = varlen_attn  # its keywords differ between versions
 MASK_MULTIPLE = 16  # of the keys of a mask in memory, which PyTorch would otherwise copy in each call
 GRADIENT_BLOCK = (128, 256)  # outputs and inputs of an expert's weight of a program; the fastest of six on an H100
 GROUPED_ALIGNMENT = 8  # elements of 16 bits: torch's grouped products need rows of a multiple of 16 bytes
@@ -65,7 +63,7 @@ def document_attention(
     for q, end in plain.query_chunks(q_BSHK, ends or (length,)):
         bounds = chunk_bounds(documents.bounds, length, end=end, chunk=q.shape[1])
         flat = (x.flatten(0, 1) for x in (q, k_BTGK[:, :end], v_BTGK[:, :end]))
-        parts.append(_varlen(*flat, *bounds, documents.longest, documents.longest, **options).view(q.shape))
+        parts.append(_varlen()(*flat, *bounds, documents.longest, documents.longest, **options).view(q.shape))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -101,7 +99,7 @@ def padded_attention(
     if not own_rows:
         of_queries = _padded_bounds(torch.full_like(length_B, shape[1], dtype=torch.int32), shape[1])
     flat = (x.flatten(0, 1) for x in (q_BSHK, k_BTGK, v_BTGK))
-    y_NHK: Tensor = _varlen(*flat, of_queries, bounds, shape[1], keys, **options)
+    y_NHK: Tensor = _varlen()(*flat, of_queries, bounds, shape[1], keys, **options)
     return y_NHK.view(shape)
 
 
@@ -320,6 +318,14 @@ def _flex_options() -> dict[str, Any]:
 
 
 @functools.cache
+def _varlen() -> Callable[..., Any]:
+    """Its module imports the compiler, which no start should wait for; its keywords differ between versions."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
+
+
+@functools.cache
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names of its parameters, which take longer to find than a kernel to launch."""
     return tuple(inspect.signature(function).parameters)
@@ -327,7 +333,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def _varlen_options(scale: float | None, *, grouped: bool, causal: bool = True) -> dict[str, Any]:
     """The call's keywords, whose names differ between versions of PyTorch."""
-    parameters = _parameters(_varlen)
+    parameters = _parameters(_varlen())
     options: dict[str, Any] = {"is_causal": causal}
     if "is_causal" not in parameters:
         options = {"window_size": (-1, 0) if causal else (-1, -1)}

@@ -149,7 +149,7 @@ def test_padded_rows_are_computed_alike_by_every_kernel(lengths, monkeypatch):
     expected = plain.scored_attention(*heads, ScoreShape(causal=False), ScoreTensors(length_B=length_B))
     _close(plain.padded_attention(*heads, length_B), expected)
     half = [x.bfloat16() for x in heads]
-    monkeypatch.setattr(gpu, "_varlen", _each_sequence)
+    monkeypatch.setattr(gpu, "_varlen", lambda: _each_sequence)
     got = gpu.padded_attention(*half, length_B)
     for row, length in enumerate(lengths or (LENGTH, LENGTH)):
         torch.testing.assert_close(got[row, :length].double(), expected[row, :length], rtol=0, atol=0.05)
@@ -162,7 +162,7 @@ def test_queries_of_a_decoder_see_the_real_keys(lengths, queries, monkeypatch):
     q, k, v = (x.detach() for x in _heads())
     tensors, scores = ScoreTensors(length_B=torch.tensor(lengths)), ScoreShape(causal=False)
     expected = plain.scored_attention(q[:, :queries], k, v, scores, tensors)
-    monkeypatch.setattr(gpu, "_varlen", _each_sequence)
+    monkeypatch.setattr(gpu, "_varlen", lambda: _each_sequence)
     got = gpu.scored_attention(*(x.bfloat16() for x in (q[:, :queries], k, v)), scores, tensors)
     torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.05)
 

@@ -97,11 +97,11 @@ def test_attention_on_a_gpu_goes_where_the_plan_says(monkeypatch):
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         x = q.to(dtype)
         with monkeypatch.context() as patch:
-            patch.setattr(gpu, "_varlen", lambda q, *_, **__: used.append(kernel_choice.VARLEN) or q)
+            patch.setattr(gpu, "_varlen", lambda: lambda q, *_, **__: used.append(kernel_choice.VARLEN) or q)
             gpu.padded_attention(x, x, x, torch.tensor([3]))
         assert used.pop() == _kernel(FORMS["rows of the encoder"], "gpu", dtype=name, without_sequences="x"), name
     monkeypatch.setattr(gpu, "scored_attention", lambda *_: used.append(kernel_choice.FLEX))
-    monkeypatch.setattr(gpu, "_varlen", lambda q, *_, **__: used.append(kernel_choice.VARLEN) or q)
+    monkeypatch.setattr(gpu, "_varlen", lambda: lambda q, *_, **__: used.append(kernel_choice.VARLEN) or q)
     bounds = Documents(torch.tensor([0, 2, 4], dtype=torch.int32), 2)
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp64", torch.float64)):
         x = q.to(dtype)
