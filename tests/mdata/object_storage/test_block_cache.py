@@ -87,12 +87,13 @@ def blocks_of(dataset):
     return dataset.components[0].corpus.blocks
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("name", KINDS)
 def test_samples_are_those_of_the_disk(far, near, server, tmp_path, name):
     server.share = 0.1
     here, there = opened(far, near, tmp_path, size="16 MiB", **KINDS[name])
     assert here.data_id == there.data_id and here.components[0].name == there.components[0].name
-    numbers = some(there, 20)
+    numbers = some(there, 40 if SOAK > 1 else 20)
     wanted = blocks_read(here, numbers[:5])
     assert wanted and blocks_of(here).table.states().max() == ABSENT, "looking ahead read blocks"
     check_same(here, there, numbers[:5])

@@ -20,7 +20,7 @@ from mdata.object_storage.uploading import put_file, remove_object
 from mdata.preprocessing import uploads
 from mdata.rewriting import stored_merge
 from mdata.rewriting.stored_merge import merge_stored
-from tests.helpers.examples import SOAK
+from tests.helpers.examples import SOAK, soaked
 from tests.helpers.failures import killed_at
 from tests.mdata.object_storage.test_preprocess_objects import run, stored
 
@@ -147,20 +147,24 @@ def test_what_an_earlier_merge_left_goes_whatever_the_name_has_in_it(bucket, tex
     assert str(merged.path) == f"{prefix}_text_document.json" and not list((tmp_path / "merging").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("ending", "message", "how"),
-    [
-        (".json", r"not all parts are finished(.|\n)*text_document: 1 of 3 are missing: 2", {}),
-        (".bin", r"not all parts are complete\n  found: x-00002-of-00003_text_document.bin is missing", {"copy": True}),
-        (".idx", r"not all parts are complete\n  found: x-00002-of-00003_text_document.idx is missing", {}),
-    ],
-)
-def test_a_missing_object_of_a_part_is_named(bucket, parts, tmp_path, ending, message, how):
+MISSING = [
+    (ending, message, copy)
+    for ending, message in (
+        (".json", r"not all parts are finished(.|\n)*text_document: 1 of 3 are missing: 2"),
+        (".bin", r"not all parts are complete\n  found: x-00002-of-00003_text_document.bin is missing"),
+        (".idx", r"not all parts are complete\n  found: x-00002-of-00003_text_document.idx is missing"),
+    )
+    for copy in (False, True)
+]
+
+
+@pytest.mark.parametrize(("ending", "message", "copy"), soaked(MISSING, but=[MISSING[0], MISSING[3], MISSING[4]]))
+def test_a_missing_object_of_a_part_is_named(bucket, parts, tmp_path, ending, message, copy):
     prefix, _ = parts
     remove_object(parse_address(f"{prefix}-00002-of-00003_text_document{ending}"))
     before = names(bucket)
     with pytest.raises(UsageError, match=message) as caught:
-        merge_stored(prefix, work_folder=tmp_path / "merging", **how)
+        merge_stored(prefix, work_folder=tmp_path / "merging", copy=copy)
     assert prefix in str(caught.value) and "merging" not in str(caught.value) and names(bucket) == before
 
 
