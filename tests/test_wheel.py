@@ -150,8 +150,9 @@ def test_an_editable_install_runs_the_checkout(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     mock = RUN.replace('"mix.json"', '"mock"').replace("[train]", "vocab_size = 300\n[train]")
     (tmp_path / "run.toml").write_text(mock)
-    for command in ("mtrain", "python -m cli.mtrain"):
-        words = f"{folder / 'bin'}/{command} train {tmp_path}/run.toml run.folder={tmp_path}/{len(command)} --nproc 2"
+    for command, ranks in (("mtrain", 1), ("python -m cli.mtrain", 2)):
+        out = f"run.folder={tmp_path}/{len(command)}"
+        words = f"{folder / 'bin'}/{command} train {tmp_path}/run.toml {out} --nproc {ranks}"
         done = subprocess.run(words.split(), cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
     where = "import mdata_mtrain.cli.console as c, mdata; print(c.__file__, mdata.__file__)"

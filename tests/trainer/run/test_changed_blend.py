@@ -22,7 +22,7 @@ from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.make_blend import save_blend
 from mdata.sources.labelled import LABELS
 from mdata.tracing.run_folder import trace_run
-from tests.helpers.examples import SOAK
+from tests.helpers.examples import SOAK, soaked
 from tests.helpers.labelled import make_labelled
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_chat, make_corpora, make_pairs, write_jsonl
@@ -327,7 +327,7 @@ def tasks(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("kind", soaked(LENGTHS, but=["pairs", "classify"]))
 @pytest.mark.parametrize("seed", range(SOAK))
 def test_a_random_task_that_changes_its_layout_is_that_of_one_rank(tasks, tmp_path, seed, kind):
     """Its batches may grow, and the first log probabilities of pairs are computed in another layout than used."""
