@@ -183,6 +183,8 @@ def test_texts_against_which_is_compared_stay(tmp_path: Path) -> None:
     result = dedup(DedupOptions(input=new, against=[old], output=tmp_path / "out", **SHAPE))
     assert _removed(tmp_path / "out") == [True, False, True, False]
     assert (result.rows, result.removed) == (4, 2)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "clusters.jsonl").read_text().splitlines()]
+    assert [line["removed"] for line in lines] == [[[str(new), 1]], [[str(new), 3]]], "the second of the old ones stays"
 
 
 @pytest.mark.parametrize("more", [{}, {"bands": 0}], ids=str)
