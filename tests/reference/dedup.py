@@ -31,7 +31,7 @@ def words_of(text: str) -> list[str]:
 
 def ngrams(text: str, *, ngram: int, unit: str) -> list[str]:
     """The n-grams of a text's normal form."""
-    units = text.split(" ") if unit == "given" else words_of(text)
+    units = (text.split(" ") if text else []) if unit == "given" else words_of(text)
     joint = "" if unit == "characters" else " "
     units = list(" ".join(units)) if unit == "characters" else units
     return [joint.join(units[first : first + ngram]) for first in range(len(units) - ngram + 1)]
@@ -61,6 +61,7 @@ def first_of_groups(
     unit: str = "words",
     hash: str = "xxhash64",
     verify: float = 0,
+    jaccard: str = "union",
 ) -> list[int]:
     """For each text, the first of its group."""
     shape = {"ngram": ngram, "unit": unit}
@@ -73,7 +74,8 @@ def first_of_groups(
         if not verify:
             return True
         one, other = sets[earlier], sets[later]
-        return len(one & other) >= Fraction(str(verify)) * len(one | other)
+        of = {"union": len(one | other), "min": min(len(one), len(other)), "max": max(len(one), len(other))}[jaccard]
+        return len(one & other) >= Fraction(str(verify)) * of
 
     groups = list(range(len(texts)))
     for keys in (forms, *([part[band] if part else None for part in signatures] for band in range(bands))):
