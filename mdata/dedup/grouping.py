@@ -50,7 +50,7 @@ def group(job: DedupJob, progress: Progress) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     places = [place for result in job.earlier for place in result.files] + [(file.path, file.rows) for file in files]
-    clusters = _write_clusters(job.folder / CLUSTERS, places, parents, first=first, scratch=scratch)
+    clusters = _write_clusters(job.folder / CLUSTERS, places, parents, begin=first, scratch=scratch)
     removed = _removed(parents, first)
     counts = {"rows": total - first, "removed": int(removed.sum()), "exact": exact, "clusters": clusters}
     facts = {"made_by": f"mdata {__version__}", "made_of": job.identity, "job": job.name, "counts": counts}
@@ -158,15 +158,15 @@ def _removed(parents: npt.NDArray[np.int64], first: int) -> npt.NDArray[np.bool_
 
 
 def _write_clusters(
-    path: Path, files: Sequence[tuple[str, int]], parents: npt.NDArray[np.int64], *, first: int, scratch: Path
+    path: Path, files: Sequence[tuple[str, int]], parents: npt.NDArray[np.int64], *, begin: int, scratch: Path
 ) -> int:
     """Write a line for each group with removed documents; returns their number.
 
     Args:
-        first: of the input; documents before it, with which it is compared, all stay.
+        begin: the first document of the input; those before it, with which it is compared, all stay.
     """
     writer = SortedWriter(scratch / "members", 2)
-    for start in range(first, len(parents), _ROWS_AT_ONCE):
+    for start in range(begin, len(parents), _ROWS_AT_ONCE):
         roots = parents[start : start + _ROWS_AT_ONCE]
         members = np.flatnonzero(roots != np.arange(start, start + len(roots)))
         if len(members):
