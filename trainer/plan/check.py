@@ -795,11 +795,13 @@ def uses_graphs(config: RunConfig, *, data_parallel: int) -> bool:
     """Whether a GPU launches the passes of this run as CUDA graphs.
 
     "auto": where whole steps can be recorded, but not for experts, which gain less than 1 % and need a GPU of Hopper or
-    later. Where ranks share parameters, the first and the last microbatch would need memory of their own.
+    later. Passes that are not recorded need memory of their own: the first and the last microbatch where ranks share
+    parameters, and documents whose number and length no graph has room for.
     """
     if (setting := config.kernels.cuda_graphs) != "auto":
         return setting == "on"
-    return config.model.moe is None and data_parallel == 1 and not why_not_recorded(config, data_parallel=1)
+    whole = data_parallel == 1 and not config.data.documents_apart
+    return config.model.moe is None and whole and not why_not_recorded(config, data_parallel=1)
 
 
 def why_not_beside(config: RunConfig) -> str:
