@@ -251,6 +251,7 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
             # Once more: a rank may be seen before the lost rank of which it complains. Ranks that end after this were
             # ended here, and explain nothing.
             codes = [process.poll() for process in ranks]
+            ending_s = time.monotonic()
             _end(ranks, requests)
     finally:
         _signal(ranks, signal.SIGKILL)  # where a rank could not be started
@@ -258,7 +259,9 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
     if number := requests.end or (requests.handed_on if exit_codes else None):
         _raise_stopped(reports, number)
     if exit_codes:
-        cause = first_cause(read_reports(reports), exit_codes)
+        told = read_reports(reports)
+        # Those that were asked to stop here explain nothing; the cause may have left no report.
+        cause = first_cause([r for r in told if r.time_s < ending_s or not _asked_to_stop(r)], exit_codes)
         if cause.exit_code != READER_GONE:
             _raise(cause)
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from trainer.parallel.placement import Placement
 from trainer.parallel.world import join_world
 from trainer.run import launch as launch_module
 from trainer.run.launch import (
+    READER_GONE,
     RankFault,
     RankReport,
     default_nproc,
@@ -143,6 +145,21 @@ def test_a_rank_that_the_launcher_has_to_kill_is_not_the_cause(rank_script, monk
         run_body(rank_script, body)
 
 
+@pytest.mark.parametrize("code", [READER_GONE, 3])
+def test_a_rank_that_the_launcher_asks_to_stop_is_not_the_cause(rank_script, code) -> None:
+    """It reports that, and the one that ended by itself reports nothing."""
+    body = f"""
+    if rank == 0:
+        while not (folder / "begun-1").exists():
+            time.sleep(0.05)
+        os._exit({code})
+    (folder / "begun-1").touch()
+    time.sleep(600)
+    """
+    with nullcontext() if code == READER_GONE else pytest.raises(MdataError, match="rank 0 ended with exit code 3"):
+        run_body(rank_script, body)
+
+
 def test_a_rank_that_sigterm_ends_before_it_can_answer_is_told(rank_script) -> None:
     body = """
     if rank == 1:
@@ -151,7 +168,7 @@ def test_a_rank_that_sigterm_ends_before_it_can_answer_is_told(rank_script) -> N
     while not (folder / "over").exists():
         time.sleep(0.05)
     """
-    with pytest.raises(StoppedError, match=r"rank [01] was stopped by SIGTERM|asked to stop"):
+    with pytest.raises(StoppedError, match="rank 1 was stopped by SIGTERM"):
         run_body(rank_script, body)
 
 
