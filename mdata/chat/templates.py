@@ -256,6 +256,16 @@ class RecordedTemplate(NamedTuple):
             return choose_template(self.name, tokenizer, date=date)
         return JinjaTemplate(self.name, self.source, _variables(tokenizer), date).checked()
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As a run records it with its tokenizer, for `template_of_facts`."""
+        return {"chat_template": self.name} | ({} if self.source is None else {TEMPLATE_SOURCE: self.source})
+
+
+def template_of_facts(facts: Mapping[str, Any]) -> RecordedTemplate | None:
+    """The template that a run records with its tokenizer; None: it had no conversations, or the tokenizer's own."""
+    return recorded_template({**facts, "chat_template": {"name": facts.get("chat_template")}})
+
 
 def recorded_template(options: Mapping[str, Any]) -> RecordedTemplate | None:
     """The template in the options that a manifest records; None: there is none, or it is not known."""

@@ -399,7 +399,7 @@ def with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
                 f"--tokenizer {folder}: there is no tokenizer in it",
                 fix="give a folder with tokenizer.json, vocab.json and merges.txt, or tokenizer.model",
             )
-        model = dataclasses.replace(model, tokenizer=tokenizer)
+        model = dataclasses.replace(model, tokenizer=tokenizer, template=None)
     if model.tokenizer is not None:
         size = build_tokenizer(*model.tokenizer[:2], options=model.tokenizer.options).vocab_size
         if size > model.vocab_size:

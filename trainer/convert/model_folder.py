@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from mdata import DamageError, UsageError
+from mdata.chat.templates import RecordedTemplate
 from mdata.errors import counted, few, os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.util.regular_files import regular_file
@@ -51,6 +52,7 @@ class ModelFolder:
         source: our logical tensors, by state and name.
         run: the training progress; step 1 and no data if the format does not record it.
         tokenizer: None where the folder has none.
+        template: of the run's conversations, where its tokenizer's files lack it; None: it has none, or they have it.
         record: data.json, the samples read by the run; None if the format or the checkpoint lacks it.
         notes: for the user, a line each.
         adapter: the folder's adapter, which is merged in `source`; None: the folder holds weights.
@@ -62,6 +64,7 @@ class ModelFolder:
     source: Source
     run: RunState
     tokenizer: TokenizerConfig | None = None
+    template: RecordedTemplate | None = None
     record: bytes | None = None
     notes: tuple[str, ...] = ()
     adapter: Adapter | None = None

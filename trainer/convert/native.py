@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mdata import DamageError, UsageError
+from mdata.chat.templates import RecordedTemplate, template_of_facts
 from mdata.errors import os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
@@ -202,9 +203,10 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first (mtrain train)")
     source = CheckpointSource(folder) if isinstance(folder, Path) else ObjectSource(folder)
     extras = source.extras()
-    tokenizer = _tokenizer_in(extras, folder)
-    if tokenizer is None and isinstance(folder, Path):
-        tokenizer = _tokenizer_of_run(folder.parent.parent)  # checkpoints of version 1 carry none
+    found = _tokenizer_in(extras, folder)
+    if found is None and isinstance(folder, Path):
+        found = _tokenizer_of_run(folder.parent.parent)  # checkpoints of version 1 carry none
+    tokenizer, template = found or (None, None)
     config, problems = parse_config(load_toml(source.run.config))
     if config is None:
         raise problems_error(f"the configuration in {folder}", problems, fix="use the version of mtrain that wrote it")
@@ -222,6 +224,7 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
         source=source,
         run=source.run,
         tokenizer=tokenizer,
+        template=template,
         record=extras.get(RECORD),
         notes=(resume_point.warning,) if resume_point.warning else (),
     )
@@ -249,7 +252,7 @@ def write_native(
         content = dump_part(_write_part(folder / file_of_part(name), model, some, report=report))
         atomic_io.atomic_write(folder / name, content)
         parts[name] = _hashed(content)
-    extras = {} if model.tokenizer is None else _tokenizer_files(model.tokenizer)
+    extras = {} if model.tokenizer is None else _tokenizer_files(model.tokenizer, model.template)
     extras |= {} if model.record is None else {RECORD: model.record}  # a run that continues from here can be traced
     for root in (folder, target):
         for name, content in extras.items():
@@ -291,15 +294,16 @@ def _pieces(model: ModelFolder, entries: dict[str, TensorInfo], report: Report) 
             yield piece
 
 
-def _tokenizer_files(config: TokenizerConfig) -> dict[str, bytes]:
+def _tokenizer_files(config: TokenizerConfig, template: RecordedTemplate | None) -> dict[str, bytes]:
     """As `mtrain train` writes them into the run folder and into each checkpoint."""
     tokenizer = build_tokenizer(config.name, config.files, options=config.options)
     facts = {"type": config.name, "options": dict(config.options), "fingerprint": tokenizer.fingerprint}
+    facts |= {} if template is None else template.facts
     files = {f"tokenizer/{name}": content for name, content in config.files.items()}
     return {**files, TOKENIZER_FACTS: (json.dumps(facts, indent=1) + "\n").encode()}
 
 
-def _tokenizer_of_run(run_folder: Path) -> TokenizerConfig | None:
+def _tokenizer_of_run(run_folder: Path) -> tuple[TokenizerConfig, RecordedTemplate | None] | None:
     path = run_folder / TOKENIZER_FACTS
     if not path.is_file():
         return None
@@ -307,7 +311,9 @@ def _tokenizer_of_run(run_folder: Path) -> TokenizerConfig | None:
     return _tokenizer(path.read_bytes(), files, where=path)
 
 
-def _tokenizer_in(extras: Mapping[str, bytes], folder: Location) -> TokenizerConfig | None:
+def _tokenizer_in(
+    extras: Mapping[str, bytes], folder: Location
+) -> tuple[TokenizerConfig, RecordedTemplate | None] | None:
     """The tokenizer that a checkpoint carries: there need be no run folder around it."""
     if TOKENIZER_FACTS not in extras:
         return None
@@ -315,8 +321,10 @@ def _tokenizer_in(extras: Mapping[str, bytes], folder: Location) -> TokenizerCon
     return _tokenizer(extras[TOKENIZER_FACTS], files, where=folder / TOKENIZER_FACTS)
 
 
-def _tokenizer(facts: bytes, files: Mapping[str, bytes], *, where: Location) -> TokenizerConfig:
-    """The tokenizer of `_tokenizer_files`, whose content has not been compared.
+def _tokenizer(
+    facts: bytes, files: Mapping[str, bytes], *, where: Location
+) -> tuple[TokenizerConfig, RecordedTemplate | None]:
+    """The tokenizer and template of `_tokenizer_files`, whose content has not been compared.
 
     Raises:
         DamageError: the file of facts is not valid.
@@ -331,4 +339,4 @@ def _tokenizer(facts: bytes, files: Mapping[str, bytes], *, where: Location) -> 
         raise DamageError(
             f"{where} is damaged", found=ascii(table)[:120], expected=expected, fix="restore it from a copy"
         )
-    return TokenizerConfig(table["type"], files, table["options"], "tokenizers")
+    return TokenizerConfig(table["type"], files, table["options"], "tokenizers"), template_of_facts(table)

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from mdata import __version__
-from mdata.chat.templates import CHATML, PLAIN, TEMPLATE_SOURCE, recorded_template
+from mdata.chat.templates import CHATML, PLAIN, recorded_template
 from mdata.dataset.run_paths import StartedIn
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import address_of, is_address
@@ -347,7 +347,7 @@ def _recorded_template(data: RunData) -> dict[str, Any]:
     (made, *others) = {recorded_template(provenance.options) if provenance else None for provenance in provenances}
     if others or made is None or (made.source is None and made.name not in (CHATML, PLAIN)):
         return {}
-    return {"chat_template": made.name} | ({} if made.source is None else {TEMPLATE_SOURCE: made.source})
+    return made.facts
 
 
 def record_file(folder: Path) -> dict[str, bytes]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import mdata
 from mdata import DamageError, UsageError
-from mdata.chat.templates import RecordedTemplate, recorded_template
+from mdata.chat.templates import RecordedTemplate, template_of_facts
 from mdata.errors import counted, os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.special_names import decoder_ends
@@ -498,7 +498,7 @@ def template_of_run(run_folder: Path) -> RecordedTemplate | None:
     """The chat template that made a run's conversations; None: there were none, or it is the tokenizer's own."""
     path = run_folder / "tokenizer_facts.json"
     facts = read_json(path, subject="the template of a run") if path.is_file() else {}
-    return recorded_template({**facts, "chat_template": {"name": facts.get("chat_template")}})
+    return template_of_facts(facts)
 
 
 def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdata.Tokenizer:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 import mdata
 from mdata import DamageError, ResourceError, UsageError
+from mdata.chat.templates import TEMPLATE_SOURCE, RecordedTemplate
 from tests.helpers.examples import examples, soaked
 from tests.helpers.house_rules import ROOT
 from tests.helpers.notes import Counted, Notes
@@ -63,7 +64,7 @@ from trainer.parallel.placement import Placement
 from trainer.parallel.world import join_world
 from trainer.run.resume import find_start
 from trainer.tasks.generate import GenerationRequest, Sampling, continue_rows
-from trainer.tasks.loaded_model import Model
+from trainer.tasks.loaded_model import Model, template_of_run
 
 transformers = pytest.importorskip("transformers")
 MODEL_TYPES = tuple(families_of_types())
@@ -956,6 +957,20 @@ def test_a_tokenizer_that_a_checkpoint_of_ours_does_not_describe_is_damage(facts
     _describe(tmp_path / "ours" / "checkpoints" / "step-1", facts=facts)
     with pytest.raises(DamageError, match=r"step-1/tokenizer_facts\.json is"):
         open_model(tmp_path / "ours")
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", None])
+def test_the_template_of_a_run_is_exported(source, tmp_path):
+    """A file that its tokenizer's files lack; the name of one that needs no file is kept among our own alone."""
+    convert(save("llama2", tmp_path / "theirs"), tmp_path / "ours", options=replace(NATIVE, check=False))
+    folder = tmp_path / "ours" / "checkpoints" / "step-1"
+    template = {"chat_template": "plain"} if source is None else {"chat_template": "a.jinja", TEMPLATE_SOURCE: source}
+    _describe(folder, facts=json.dumps(json.loads((folder / "tokenizer_facts.json").read_text()) | template).encode())
+    convert(tmp_path / "ours", tmp_path / "again", options=replace(NATIVE, check=False))
+    assert template_of_run(tmp_path / "again") == RecordedTemplate(template["chat_template"], source)
+    convert(tmp_path / "again", tmp_path / "back", options=replace(HF, check=False))
+    written = tmp_path / "back" / "chat_template.jinja"
+    assert (written.read_text() if written.exists() else None) == source
 
 
 def test_the_ranks_of_a_run_do_not_decide_how_much_memory_its_conversion_takes(tmp_path):
