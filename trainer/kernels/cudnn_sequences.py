@@ -350,7 +350,8 @@ def _library() -> Any:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    return (*refusals(), ValueError, _library().cudnnGraphNotSupportedError)
+    """Of a graph that cuDNN refuses, or that another version of the package describes in other words."""
+    return (*refusals(), ValueError, TypeError, AttributeError, _library().cudnnGraphNotSupportedError)
 
 
 def works(device: torch.device, dtype: torch.dtype) -> bool:

@@ -160,10 +160,11 @@ def imitated(monkeypatch):
         monkeypatch.setattr(_Graph, name, lambda *_: None, raising=False)
     monkeypatch.setattr(_Graph, "deselect_engines", lambda *_: None, raising=False)
     library = SimpleNamespace(
-        pygraph=_Graph, data_type=types, heur_mode=SimpleNamespace(A="A"), set_stream=lambda **_: None
-    )
+        pygraph=_Graph, data_type=types, heur_mode=SimpleNamespace(A="A"), set_stream=lambda **_: None,
+        cudnnGraphNotSupportedError=NotImplementedError,
+    )  # fmt: skip
     monkeypatch.setattr(cudnn_sequences, "_library", lambda: library)
-    monkeypatch.setattr(cudnn_sequences, "_failures", lambda: (ValueError,))
+    monkeypatch.setattr(cudnn_sequences, "refusals", lambda: ())
     monkeypatch.setattr(cudnn_sequences, "_handle", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
@@ -207,13 +208,14 @@ def test_heads_that_cudnn_would_misread_are_copied(imitated):
     assert {case.distances for case in imitated} == {(64, 64, 64)}
 
 
-def test_without_a_plan_another_kernel_computes(imitated, monkeypatch):
+@pytest.mark.parametrize("error", [ValueError, NotImplementedError, AttributeError])
+def test_without_a_plan_another_kernel_computes(imitated, monkeypatch, error):
     """Also where only the gradients have none; it is asked once."""
     asked = []
 
     def refuse(graph, **_):
         asked.append(graph)
-        raise ValueError("no plan")
+        raise error("no plan")
 
     monkeypatch.setattr(_Graph, "sdpa_backward", refuse)
     heads = [torch.randn(40, 4, 16, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
