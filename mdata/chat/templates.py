@@ -28,7 +28,8 @@ TEMPLATE_SOURCE = "chat_template_source"  # of a corpus and of a run, see `sourc
 START, END = "<|im_start|>", "<|im_end|>"
 # Those of OpenAI's chats. Another is more likely an error of spelling, whose turn would be context without a word.
 ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function")
-_CONFIG, _FILE = "tokenizer_config.json", "chat_template.jinja"
+TEMPLATE_FILE = "chat_template.jinja"  # beside a tokenizer
+_CONFIG = "tokenizer_config.json"
 _VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -56,7 +57,7 @@ def choose_template(
         if own is None:
             raise UsageError(
                 "the tokenizer has no chat template of its own",
-                expected=f"{_FILE} beside it, or chat_template in {_CONFIG}",
+                expected=f"{TEMPLATE_FILE} beside it, or chat_template in {_CONFIG}",
                 fix=f"{CHATML}, {PLAIN}, or a Jinja file",
             )
         return JinjaTemplate(OWN, own, _variables(tokenizer), date).checked()
@@ -211,7 +212,7 @@ def _plain_advice(tokenizer: Tokenizer) -> str | None:
 
 def _own_template(tokenizer: Tokenizer, model: str | None) -> str | None:
     place = Path(model) if model else None
-    beside = place and (place if place.is_dir() else place.parent) / _FILE
+    beside = place and (place if place.is_dir() else place.parent) / TEMPLATE_FILE
     if beside and beside.is_file():
         return _text_of(beside)
     template = _config(tokenizer).get("chat_template")

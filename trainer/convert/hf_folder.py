@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mdata import DamageError, MdataError, UsageError
+from mdata.chat.templates import TEMPLATE_FILE
 from mdata.errors import counted, few, os_errors_named, wanted_by
 from mdata.tokenizers.base.special_names import decoder_ends
 from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
@@ -54,7 +55,6 @@ from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safet
 from trainer.models.family import Family, ModelShape, family_of
 
 CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
-TEMPLATE = "chat_template.jinja"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 BLOCKS, SCALES = "_blocks", "_scales"  # behind the name of a matrix in MXFP4
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -341,8 +341,8 @@ def write_hf(
             if has_encoder:  # T5 refuses the token types that BertTokenizer makes
                 settings["model_input_names"] = ["input_ids", "attention_mask"]
             _write_json(target / SETTINGS, settings)
-        if model.template is not None and model.template.source is not None and TEMPLATE not in files:
-            atomic_io.atomic_write(target / TEMPLATE, model.template.source.encode())
+        if model.template is not None and model.template.source is not None and TEMPLATE_FILE not in files:
+            atomic_io.atomic_write(target / TEMPLATE_FILE, model.template.source.encode())
     # Last: a folder without it is not a model.
     _write_json(target / CONFIG, {**ends, **config, "dtype": _NAMES[dtype], "torch_dtype": _NAMES[dtype]})
 
