@@ -68,10 +68,10 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
 
 def _less_memory(config: RunConfig, plan: Plan) -> str:
     """The settings that reduce activations, with the estimate for each, and other advice."""
-    tries, computed = {}, dataclasses.replace(config.kernels, cuda_graphs="off")
-    without_graphs = activation_bytes(dataclasses.replace(config, kernels=computed), plan)
-    if without_graphs < activation_bytes(config, plan):
-        tries["kernels.cuda_graphs=off"] = without_graphs
+    tries = {}
+    without_graphs = dataclasses.replace(config, kernels=dataclasses.replace(config.kernels, cuda_graphs="off"))
+    if (needed := activation_bytes(without_graphs, plan)) < activation_bytes(config, plan):
+        tries["kernels.cuda_graphs=off"] = needed
     for size in [n for n in common_divisors(plan.micro_batch * plan.num_microbatches) if n < plan.micro_batch][-1:]:
         tries[f"train.micro_batch={size}"] = activation_bytes(config, dataclasses.replace(plan, micro_batch=size))
     for mode in MODES[MODES.index(config.recompute.mode) + 1 :]:
