@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mdata.corpus.paths import prefix_of
 from mdata.errors import UsageError
 
 from .console import Console
@@ -38,8 +39,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         if (path.parent / METRICS).is_file():
             fix = f"mtrain report {path.parent}"
         elif is_pair or path.suffix in (".json", ".idx", ".bin"):
-            prefix = str(path).removesuffix(".idx").removesuffix(".bin")
-            fix = f"if it is a corpus or blend, mdata report {prefix}"
+            fix = f"if it is a corpus or blend, mdata report {prefix_of(path)}"
         form = "a pair of files" if is_pair else "a file"
         raise UsageError(f"{path} is {form}, not a run folder", fix=fix)
     if len(folders) > 1:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from mdata.corpus.paths import BARE_ENDINGS
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.blocks import BlockFile
 from mdata.indexed.mapped_files import hash_file
@@ -229,8 +230,10 @@ def _manifest_address(corpus: str) -> Address:
 
 
 def manifest_address(address: Address) -> Address:
-    """The address of a pair's manifest, from that of the pair with or without an ending."""
-    stem = address.key.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
+    """The address of a pair's manifest, from that of the pair with or without an ending; a manifest's is its own."""
+    if address.key.endswith(".json"):
+        return address
+    stem = address.key[:-4] if address.key.endswith(BARE_ENDINGS) else address.key
     return address.with_key(f"{stem}.json")
 
 

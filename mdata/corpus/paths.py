@@ -14,13 +14,13 @@ from mdata.indexed.pair_format import idx_path
 from mdata.manifest.sidecars import manifest_path
 from mdata.util.atomic_io import partial_path
 
-_BARE_ENDINGS = (".bin", ".idx")
+BARE_ENDINGS = (".bin", ".idx")
 _TEXT_ENDINGS = (".jsonl", ".txt", ".gz", ".zst", ".bz2", ".xz", ".parquet")
 
 
 def prefix_of(path: Path) -> Path:
     """`x` of `x`, `x.bin` or `x.idx`."""
-    return path.with_suffix("") if path.suffix in _BARE_ENDINGS else path
+    return path.with_suffix("") if path.suffix in BARE_ENDINGS else path
 
 
 def check_prefix(output_prefix: str) -> None:

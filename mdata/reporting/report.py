@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mdata.corpus.paths import prefix_of
 from mdata.errors import UsageError, os_errors_named
 from mdata.order.data_split import split_edges
 from mdata.reporting.curves import Curves
@@ -80,8 +81,8 @@ def report(
 
 def page_beside(path: Path) -> Path:
     """The default path of the page for a manifest or prefix."""
-    name = path.name.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
-    return path.with_name(f"{name}.report.html")
+    prefix = path.with_suffix("") if path.suffix == ".json" else prefix_of(path)
+    return path.with_name(f"{prefix.name}.report.html")
 
 
 def _facts(data: ReportData) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,12 @@ import mdata
 from cli.mdata import main
 from mdata import DamageError, UsageError
 from mdata.corpus import fetch as fetching
-from mdata.corpus.fetch import fetch
+from mdata.corpus.fetch import fetch, manifest_address
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.reading import read_range
 from mdata.object_storage.uploading import put_file
 from mdata.progress import Silent
+from mdata.reporting.report import page_beside
 from mdata.util import file_lock
 from tests.helpers.examples import SOAK
 from tests.helpers.failures import assert_what_is_visible_is_true, killed_at
@@ -90,6 +92,15 @@ def test_a_tokenizer_comes_along(bucket, made, tmp_path):
     here = {name: data for name, data in content(tmp_path / "copy").items() if not name.endswith(".lock")}
     assert here == {name: data for name, data in content(tmp_path / "out").items() if not name.endswith(".lock")}
     assert any(name.startswith("tokenizer-") for name in here) and mdata.verify(path).problems == ()
+
+
+@pytest.mark.parametrize("given", ["c", "c.json", "c.bin", "c.idx", "c.bin.json", "c.idx.bin", "c.json.idx"])
+def test_one_ending_is_left_out(given):
+    """A prefix may itself end like a file: the manifest of c.bin.bin and c.bin.idx is c.bin.json, on a disk too."""
+    manifests = {"c.bin.json": "c.bin.json", "c.idx.bin": "c.idx.json", "c.json.idx": "c.json.json"}
+    manifest = manifests.get(given, "c.json")
+    assert str(manifest_address(parse_address(f"s3://b/{given}"))) == f"s3://b/{manifest}"
+    assert page_beside(Path(given)).name == manifest.removesuffix("json") + "report.html"
 
 
 @pytest.mark.parametrize("blocks", [0, 2])
