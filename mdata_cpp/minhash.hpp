@@ -302,6 +302,9 @@ public:
                                                        : (static_cast<unsigned char>(form[start + at]) & 0xC0) != 0x80;
             if (is_first) begins.push_back(static_cast<std::uint32_t>(at));
         }
+        // A blank at the end is followed by a word without letters, as one at the start follows one.
+        if (unit_ == Unit::given && form.size() > start && form.back() == ' ')
+            begins.push_back(static_cast<std::uint32_t>(form.size() - start));
         if (unit_ == Unit::raw && !begins.empty()) begins.pop_back();
     }
 

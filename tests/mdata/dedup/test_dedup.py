@@ -89,7 +89,8 @@ def test_the_normal_form_is_the_words_of_berts_normalizer(texts: list[str]) -> N
 @pytest.mark.parametrize("unit", ["words", "characters", "given"])
 @pytest.mark.parametrize("hash", ["xxhash64", "sha1-64", "sha1-32"])
 def test_signatures_are_their_formula(unit: str, hash: str) -> None:
-    texts = [text for text in _texts(1, 30) if slow.ngrams(text, ngram=2, unit=unit)]
+    texts = [*_texts(1, 30), " ", "b ", "  b  c ", " \n "]
+    texts = [text for text in texts if slow.ngrams(text, ngram=2, unit=unit)]
     a, b = permutations(21)
     signer = _core.MinHashSigner(a, b, rows=3, ngram=2, unit=unit, hash=hash)
     keys = signer.sign(texts)[2]
