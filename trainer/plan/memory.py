@@ -47,8 +47,10 @@ class RankBytes(NamedTuple):
 
 
 @contextmanager
-def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
-    """Add the rank and both estimates to an out-of-memory error in the block."""
+def explained(config: RunConfig, plan: Plan, *, rank: int, on_gpu: bool) -> Iterator[None]:
+    """Add the rank and both estimates to an out-of-memory error in the block; without a GPU no step is recorded."""
+    if not on_gpu:
+        config = dataclasses.replace(config, kernels=dataclasses.replace(config.kernels, cuda_graphs="off"))
     try:
         with out_of_memory_in("training", fix=FEWER_TOKENS):
             yield

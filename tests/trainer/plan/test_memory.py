@@ -80,7 +80,7 @@ def test_the_innermost_phase_speaks_and_the_outer_adds_what_it_knows():
     config = sound(model={"vocab_size": 1000})
     plan = make_plan(config, 4, facts=None)
     inside, outside = out_of_memory_in("inside", fix="less"), out_of_memory_in("outside", fix="no")
-    with pytest.raises(OutOfMemoryError) as raised, explained(config, plan, rank=3), outside, inside:
+    with pytest.raises(OutOfMemoryError) as raised, explained(config, plan, rank=3, on_gpu=True), outside, inside:
         raise MemoryError
     what, found, expected, fix = str(raised.value).splitlines()
     assert what == "rank 3 of 4: out of memory in inside"
@@ -182,9 +182,13 @@ def test_a_rank_needs_all_that_a_step_uses():
         run, other = _wide(**kind, kernels={"cuda_graphs": "off"}), _wide(**kind, **recorded)
         plans = [make_plan(each, 1, facts=None) for each in (run, other)]
         assert activation_bytes(other, plans[1]) == copies * activation_bytes(run, plans[0])
-        with pytest.raises(OutOfMemoryError) as caught, explained(other, plans[1], rank=0):
-            raise MemoryError
-        assert caught.value.fix.startswith("kernels.cuda_graphs=off (activations: about ") == (copies == 2)
+        for on_gpu in (True, False):
+            with pytest.raises(OutOfMemoryError) as caught, explained(other, plans[1], rank=0, on_gpu=on_gpu):
+                raise MemoryError
+            has_advice = caught.value.fix.startswith("kernels.cuda_graphs=off (activations: about ")
+            assert has_advice == (copies == 2 and on_gpu)
+            held = activation_bytes(other if on_gpu else run, plans[1])
+            assert f"for about {size_text(held)} of activations" in str(caught.value)
     whole, turns = plan.parameters_per_rank, {"overlap_grad_reduce": False, "overlap_param_gather": False}
     largest = 1024 * 64  # the embedding, which is also the head
     sharded = needs(4, optimizer={"sharding": "parameters", **turns})[0]
