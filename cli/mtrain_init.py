@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from mdata import UsageError
 from mdata.dataset.mock_data import MOCK
 from mdata.util import atomic_io
-from mdata.util.option_synonyms import nearest
 from trainer.config.parse import ReadConfig, inline_toml, parse_config, problems_error
-from trainer.config.presets import PRESETS
+from trainer.config.presets import PRESETS, presets_like
 from trainer.models.family import family_named
 
 from .console import Console, Parser
@@ -246,7 +245,7 @@ def model_keys(answer: str, facts: DataFacts | None) -> dict[str, Any]:
         larger = vocab_size is not None and vocab_size > PRESETS[answer]["vocab_size"]
         return {"preset": answer, **({"vocab_size": vocab_size} if larger else {})}
     if not re.fullmatch(r"[\d.]+[kmbKMB]?", answer):
-        near = nearest(answer, PRESETS)
+        near = presets_like(answer)
         expected = f"a size such as 350M, or {', '.join(PRESETS)}"
         raise UsageError(f"unknown model {answer!r}", expected=expected, fix=f"{near}?" if near else None)
     keys = shape_of(number(answer, "model"), vocab_size or MOCK_VOCABULARY)

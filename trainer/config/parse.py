@@ -20,7 +20,7 @@ from mdata.errors import counted, explain_os_error
 from mdata.util.config_text import load_toml
 from mdata.util.option_synonyms import asks_to_resume, nearest
 from mdata.util.regular_files import regular_file
-from trainer.config.presets import PRESETS
+from trainer.config.presets import PRESETS, presets_like
 from trainer.config.sections import RunConfig
 
 # Keys before 0.1 and where they are now; accepted until 0.2.
@@ -203,7 +203,9 @@ def _with_preset(tables: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     if not isinstance(table, Mapping) or not isinstance(preset, str) or not preset:
         return tables, []
     if preset not in PRESETS:
-        problem = f"model.preset is {_shown(preset)}, which does not exist{_suggestion(preset, PRESETS)}"
+        like = presets_like(preset)
+        hint = f"; did you mean {like}?" if like else f"; expected one of {', '.join(PRESETS)}"
+        problem = f"model.preset is {_shown(preset)}, which does not exist{hint}"
         return {**tables, "model": {**PRESETS["gpt2"], **table, "preset": None}}, [problem]  # nothing else is missing
     merged = {**PRESETS[preset], **table}
     for name in sub_sections("model"):

@@ -6,9 +6,12 @@ of this size see their data about once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+
+from mdata.util.option_synonyms import nearest
 
 _Values = dict[str, Any]
 
@@ -347,3 +350,22 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "nemotron-h-8b": _nemotron_h("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"),
     }
 )
+
+
+def presets_like(name: str) -> str | None:
+    """The presets that an unknown name may mean, as a text: one that is spelt alike, or some of the same models.
+
+    Sizes alone resemble each other, too: gpt2-small is rather gpt2 than t5-small.
+    """
+    import difflib
+
+    name = name.lower().replace("_", "-")
+    if close := difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.85):
+        return close[0]
+    for size in ("-.*", "[^A-Za-z].*"):  # of gpt2-small, what follows gpt2, then what follows gpt
+        series = re.sub(size, "", name)
+        same = [preset for preset in PRESETS if re.sub(size, "", preset) == series]
+        if close := difflib.get_close_matches(name, same, n=4, cutoff=0):
+            *others, last = (preset for preset in same if preset in close)
+            return f"{', '.join(others)} or {last}" if others else last
+    return nearest(name, PRESETS)

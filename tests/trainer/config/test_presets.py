@@ -9,7 +9,7 @@ import pytest
 
 from mdata import UsageError
 from trainer.config.parse import dump_config, load_config, parse_config, read_config
-from trainer.config.presets import PRESETS
+from trainer.config.presets import PRESETS, presets_like
 from trainer.config.sections import Preset
 from trainer.models.family import family_of
 from trainer.parallel.params import Place, num_elements
@@ -169,6 +169,22 @@ def test_an_unknown_preset_names_the_nearest(tmp_path):
         _config(tmp_path, 'preset = "lama2-7b"')
     _, problems = parse_config({"model": {"preset": 7}})
     assert any("model.preset is 7; expected one of" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("gpt2-small", "gpt2, gpt2-medium, gpt2-large or gpt2-xl"),
+        ("GPT2_mediun", "gpt2-medium"),
+        ("gpt3-small", "gpt3-175b"),
+        ("llama-3-8b", "llama3-8b"),
+        ("bert", "bert-base or bert-large"),
+        ("lama2", "llama2-7b"),
+        ("?", None),
+    ],
+)
+def test_suggested_presets_are_of_the_same_models(name, like):
+    assert presets_like(name) == like
 
 
 def test_the_key_allows_the_presets_that_there_are():
