@@ -24,7 +24,7 @@ from mdata.dedup.plan import CLUSTERS, signer_of
 from mdata.dedup.row_set import FACTS, RowSet, path_of
 from mdata.errors import DamageError, MdataError, counted, os_errors_named
 from mdata.reporting.html_tables import Cell, percent, table
-from mdata.reporting.report_style import STYLE
+from mdata.reporting.report_style import page
 from mdata.reporting.svg import escape
 from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import find_inputs
@@ -40,7 +40,7 @@ _WORDS = 160  # of a text that are shown
 _COMPARED_WORDS = 4000
 _FILES = 1000
 _WORD = re.compile(r"\S+|\s+")
-_PAGE = """
+_STYLE = """
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: .2rem 1rem; margin: .4rem 0 1.6rem; }
 .pair > div { min-width: 0; } .pair small { color: var(--quiet); overflow-wrap: anywhere; display: block; }
 .pair p { background: var(--card); border-radius: 6px; padding: .5rem .8rem; margin: .2rem 0 0; font-size: 14px;
@@ -106,10 +106,10 @@ def report_dedup(folder: str | Path, output: str | Path | None = None) -> DedupR
     facts = json.loads((rows.folder / FACTS).read_bytes())
     sizes, largest, drawn = _groups(rows.folder / CLUSTERS)
     examples = list(_examples(rows, facts["made_of"], [*largest, *drawn]))
-    page = _page(rows, facts, sizes, largest, examples)
+    text = _render(rows, facts, sizes, largest, examples)
     path = Path(output) if output else rows.folder / "report.html"
     with os_errors_named("writing the report"):
-        atomic_io.atomic_write(path, page.encode(errors="replace"))
+        atomic_io.atomic_write(path, text.encode(errors="replace"))
     by_size = {str(size): count for size, count in sorted(sizes.items())}
     return DedupReport(path, {**facts["counts"], "groups_by_size": by_size, "examples": len(examples)})
 
@@ -190,7 +190,7 @@ class _Texts:
         return texts.get(row.row - before)
 
 
-def _page(
+def _render(
     rows: RowSet,
     facts: dict[str, Any],
     sizes: Counter[int],
@@ -218,12 +218,7 @@ def _page(
         else "",
         _shown(examples, counts["clusters"]),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        f"<title>{escape(rows.folder.name)}: what was removed</title>"
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<style>{STYLE}{_PAGE}</style></head><body>\n" + "\n".join(filter(None, sections)) + "\n</body></html>\n"
-    )
+    return page(f"{rows.folder.name}: what was removed", sections, style=_STYLE)
 
 
 def _files(rows: RowSet) -> str:

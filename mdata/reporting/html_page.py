@@ -16,7 +16,7 @@ from mdata.reporting import plots as report_plots
 from mdata.reporting.curves import Band, bands_of
 from mdata.reporting.html_tables import Cell, percent, table
 from mdata.reporting.report_data import ComponentFacts, ReportData
-from mdata.reporting.report_style import STYLE
+from mdata.reporting.report_style import page
 from mdata.reporting.svg import escape, legend
 from mdata.reporting.vocabulary_use import Vocabulary, VocabularyUse
 
@@ -30,12 +30,7 @@ def render(data: ReportData) -> str:
     bands = bands_of([part.row for part in data.parts])
     sections = [_head(data), _mixture(data), _over_training(data), _lengths(data, bands)]
     sections += [_vocabulary(data, bands), _records(data.parts)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        f"<title>{escape(data.title)}: report</title>"
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<style>{STYLE}</style></head><body>\n" + "\n".join(part for part in sections if part) + "\n</body></html>\n"
-    )
+    return page(f"{data.title}: report", sections)
 
 
 def _head(data: ReportData) -> str:

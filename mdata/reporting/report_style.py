@@ -1,11 +1,14 @@
-"""The style sheet of reports, of a blend and of a run (trainer/report/page.py), on light and dark screens.
+"""The style sheet of reports, of a blend and of a run (trainer/report/page.py), and the frame of a page around it.
 
-Twelve colours that remain distinct on both; no external font, image or style sheet. Nothing here is computed.
+Twelve colours that remain distinct on both; no external font, image or style sheet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mdata.reporting.curves import COLOURS
+from mdata.reporting.svg import escape
 
 _LIGHT = "#1f66d1 #c2491d #20875a #8a4bbf #b08400 #0d8a99 #c23a7c #5f7f16 #7b5a3c #4b56c9 #d0762b #3f7187"
 _DARK = "#6ea8fe #f08a5d #5cc596 #c493f0 #dfc05a #5ccbd8 #f186b8 #a9cb5c #c9a582 #98a2f7 #f5ae6b #8fbdd1"
@@ -66,3 +69,13 @@ code {{ background: var(--card); padding: .05rem .3rem; border-radius: 4px; font
   th, td {{ padding-right: .5rem; }} }}
 details summary {{ cursor: pointer; color: var(--quiet); }}
 """
+
+
+def page(title: str, parts: Iterable[str], *, style: str = "") -> str:
+    """A whole page, also well-formed XML; `style` is added to the style sheet."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        f"<title>{escape(title)}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        f"<style>{STYLE}{style}</style></head><body>\n" + "\n".join(filter(None, parts)) + "\n</body></html>\n"
+    )
