@@ -121,6 +121,11 @@ class ReportedRun:
     goodput: str = ""
 
     @property
+    def scale(self) -> float:
+        """Million tokens of a sample."""
+        return self.config.train.sequence_length / 1e6
+
+    @property
     def consumed(self) -> int:
         """Samples trained on, by the last line of metrics; at most the samples of the plan."""
         reported, planned = int(self.metrics[-1]["consumed_samples"]), self.plan.get("num_samples")

@@ -89,7 +89,6 @@ def write_comparison(run_folders: Sequence[str | Path], path: Path) -> None:
 def render_comparison(runs: Sequence[ReportedRun]) -> str:
     """The whole page; each run has one colour in all drawings."""
     names = [_title(run) for run in runs]
-    scales = [run.config.train.sequence_length / 1e6 for run in runs]
     axes = [axis_of(run, ()) for run in runs]
     # Runs with other batches have other steps at the same tokens; then tokens alone are shown.
     sizes = {(run.config.train.global_batch, run.config.train.sequence_length) for run in runs}
@@ -104,25 +103,24 @@ def render_comparison(runs: Sequence[ReportedRun]) -> str:
         return f"<div><h3>{escape(title)}</h3>{drawing}</div>"
 
     sets = dict.fromkeys(name for run in runs for line in run.metrics for name in line.get("valid") or {})
-    scaled = list(zip(runs, scales, strict=True))
     units = sorted({loss_unit(run) for run in runs})
     unit, of_tokens = " or ".join(units), units == [plots.OF_TOKENS]
-    losses = [panel("training loss", [_curve(run, "loss", s) for run, s in scaled], unit, loss=of_tokens)]
+    losses = [panel("training loss", [_curve(run, "loss", run.scale) for run in runs], unit, loss=of_tokens)]
     for name in sets:
-        curves = [[(x * s, y) for x, y in valid_curve(run, name)] for run, s in scaled]
+        curves = [[(x * run.scale, y) for x, y in valid_curve(run, name)] for run in runs]
         losses.append(panel(f"validation loss of {name}", curves, unit, loss=of_tokens))
     scored = [task_curves(run) for run in runs]
     tasks = [
         panel(
             name,
-            [[(x * s, y) for x, y in of.get(name, [])] for (_, s), of in zip(scaled, scored, strict=True)],
+            [[(x * run.scale, y) for x, y in of.get(name, [])] for run, of in zip(runs, scored, strict=True)],
             name.partition(" (")[0].split()[-1],
             loss=False,
         )
         for name in dict.fromkeys(name for of in scored for name in of)
     ]
     others = [
-        panel(name, [_curve(run, key, s) for run, s in scaled], name, loss=False)
+        panel(name, [_curve(run, key, run.scale) for run in runs], name, loss=False)
         for key, name in (
             ("grad_norm", "gradient norm"),
             ("lr", "learning rate"),
@@ -222,7 +220,7 @@ def axis_of(run: ReportedRun, mixtures: Sequence[int]) -> plots.Axis:
     Args:
         mixtures: samples with which a mixture began.
     """
-    scale = run.config.train.sequence_length / 1e6
+    scale = run.scale
     steps = [(line["consumed_samples"] * scale, line["step"]) for line in run.metrics]
     marks = [(sample * scale, "M", f"mixture changed at sample {sample:,}") for sample in mixtures]
     at, logged_steps, ranks = {step: x for x, step in steps}, [step for _, step in steps], None
@@ -300,16 +298,16 @@ def _notes(notes: Iterable[str]) -> str:
 
 def _losses(run: ReportedRun, corpora: Corpora, axis: plots.Axis) -> str:
     """A panel for each validation corpus."""
-    valid, scale = corpora.valid, run.config.train.sequence_length / 1e6
-    train = _curve(run, "loss", scale)
+    valid = corpora.valid
+    train = _curve(run, "loss", run.scale)
     shown = valid or [ValidCorpus(name="training", curve=[], bits_per_byte=None, baselines=None)]
     panels = []
     for corpus in shown:
-        curve = [(samples * scale, loss) for samples, loss in corpus.curve]
+        curve = [(samples * run.scale, loss) for samples, loss in corpus.curve]
         lines = [(name, value) for name, value, drawn in _baselines(corpus) if drawn]
         drawing = plots.loss_panel(corpus.name, train, valid=curve, lines=lines, axis=axis, quantity=loss_unit(run))
         panels.append(f"<div><h3>{escape(corpus.name)}</h3>{drawing}</div>")
-    panels.append(_component_losses(run, scale, [corpus.name for corpus in corpora.read], axis))
+    panels.append(_component_losses(run, [corpus.name for corpus in corpora.read], axis))
     return f'<h2>Loss</h2>{_legend_of_marks(axis)}<div class="row">{"".join(panels)}</div>'
 
 
@@ -323,13 +321,13 @@ def _legend_of_marks(axis: plots.Axis) -> str:
     return f'<p class="lead">Dashed lines: {escape(", ".join(letters))}.</p>{listed}'
 
 
-def _component_losses(run: ReportedRun, scale: float, names: Sequence[str], axis: plots.Axis) -> str:
+def _component_losses(run: ReportedRun, names: Sequence[str], axis: plots.Axis) -> str:
     """The training loss of each component; if there are many, of those measured most often."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for line in run.metrics:
         for name, loss in (line.get("train") or {}).items():
             if loss is not None:
-                curves.setdefault(name, []).append((line["consumed_samples"] * scale, float(loss)))
+                curves.setdefault(name, []).append((line["consumed_samples"] * run.scale, float(loss)))
     if not curves:
         return ""
     most = sorted(curves.items(), key=lambda item: -len(item[1]))[:COLOURS]
@@ -338,7 +336,14 @@ def _component_losses(run: ReportedRun, scale: float, names: Sequence[str], axis
         f'<p class="lead">the {len(most)} corpora read most often; {left} more are in metrics.jsonl</p>' if left else ""
     )
     numbers = {name: number for number, name in enumerate(dict.fromkeys([*names, *curves]))}
-    drawing = plots.component_losses(most, numbers=numbers, axis=axis, quantity=loss_unit(run))
+    drawing = plots.several(
+        "Training loss by corpus",
+        [(name, curve, numbers[name]) for name, curve in most],
+        quantity=(unit := loss_unit(run)),
+        axis=axis,
+        description=f"{counted(sum(len(curve) for _, curve in most), 'measurement')} of {len(most)} corpora",
+        perplexity=unit == plots.OF_TOKENS,
+    )
     return f"<div><h3>training, by corpus</h3>{note}{drawing}</div>"
 
 
@@ -380,7 +385,7 @@ def _pairs(
 
 
 def _throughput(run: ReportedRun, axis: plots.Axis) -> str:
-    rates = _curve(run, "tokens_per_s", run.config.train.sequence_length / 1e6)
+    rates = _curve(run, "tokens_per_s", run.scale)
     if not rates:
         return ""
     sentence = f"{_median(rates):,.0f} tokens per second in the median line of metrics"
@@ -418,7 +423,7 @@ def _tasks(run: ReportedRun, axis: plots.Axis) -> str:
     """A panel for each number of a task; empty if none scored the run."""
     panels = []
     for name, curve in task_curves(run).items():
-        points = [(samples * run.config.train.sequence_length / 1e6, number) for samples, number in curve]
+        points = [(samples * run.scale, number) for samples, number in curve]
         drawing = plots.over_tokens(name, points, quantity=name.partition(" (")[0].split()[-1], axis=axis)
         panels.append(f"<div><h3>{escape(name)}: {points[-1][1]:.4g}</h3>{drawing}</div>")
     return f'<h2>Tasks</h2><div class="row">{"".join(panels)}</div>' if panels else ""
@@ -446,7 +451,7 @@ def _rewards(run: ReportedRun, axis: plots.Axis) -> str:
     for line in run.metrics:
         for name, value in (line.get("named_losses") or {}).items():
             if name.startswith("reward_"):
-                samples = line["consumed_samples"] * run.config.train.sequence_length / 1e6
+                samples = line["consumed_samples"] * run.scale
                 curves.setdefault(name.removeprefix("reward_"), []).append((samples, float(value)))
     if not curves:
         return ""
@@ -460,9 +465,9 @@ def _rewards(run: ReportedRun, axis: plots.Axis) -> str:
 
 def _optimizer(run: ReportedRun, axis: plots.Axis) -> str:
     """Settings of the updates over time; a scale or weight decay that never changed is text, not a plot."""
-    scale, sentences, panels = run.config.train.sequence_length / 1e6, [], []
+    sentences, panels = [], []
     for key, name, always in OPTIMIZER:
-        curve = _curve(run, key, scale)
+        curve = _curve(run, key, run.scale)
         if not curve:
             continue
         sentences.append(f"{name} {curve[-1][1]:.4g}")
@@ -479,9 +484,9 @@ def _experts(run: ReportedRun, axis: plots.Axis) -> str:
     lines = [line for line in run.metrics if line.get("experts")]
     if not lines:
         return ""
-    scale, last = run.config.train.sequence_length / 1e6, lines[-EXPERT_LINES:]
+    last = lines[-EXPERT_LINES:]
     worst = [
-        (line["consumed_samples"] * scale, max(float(layer.get("max", 0)) for layer in line["experts"].values()))
+        (line["consumed_samples"] * run.scale, max(float(layer.get("max", 0)) for layer in line["experts"].values()))
         for line in lines
     ]
     name = "busiest expert of all layers"

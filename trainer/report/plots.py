@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -108,32 +108,6 @@ def over_tokens(label: str, curve: Curve, *, quantity: str, axis: Axis = _PLAIN)
     frame = _frame(260, curve, (0.0, max([y for _, y in curve] or [1.0]) * 1.1 or 1.0))
     parts = [_axes(frame, quantity, axis), _line(frame, _thinned(curve), "stroke-whole", quantity)]
     return svg.drawing(_WIDTH, 260, label=label, description=counted(len(curve), "measurement"), parts=parts)
-
-
-def component_losses(
-    curves: Sequence[tuple[str, Curve]],
-    *,
-    numbers: Mapping[str, int] | None = None,
-    axis: Axis = _PLAIN,
-    quantity: str = OF_TOKENS,
-) -> str:
-    """Training loss over tokens, a line for each component of the blend.
-
-    Args:
-        curves: (name, (million tokens, nats per token)); each has a point.
-        numbers: of the components' colours; None: in their order.
-    """
-    numbers = numbers or {name: number for number, (name, _) in enumerate(curves)}
-    coloured = [(name, curve, numbers[name]) for name, curve in curves]
-    measured = f"{counted(sum(len(curve) for _, curve in curves), 'measurement')} of {len(curves)} corpora"
-    return several(
-        "Training loss by corpus",
-        coloured,
-        quantity=quantity,
-        axis=axis,
-        description=measured,
-        perplexity=quantity == OF_TOKENS,
-    )
 
 
 def several(

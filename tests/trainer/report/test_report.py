@@ -292,7 +292,7 @@ def test_any_name_can_be_drawn(name):
     drawn = [
         report_plots.loss_panel(name, [(1.0, 2.0)], valid=[(1.0, 2.0)], lines=[(name, 1.5)]),
         report_plots.document_lengths([read]),
-        report_plots.component_losses([(name, [(1.0, 2.0)])]),
+        report_plots.several("training", [(name, [(1.0, 2.0)], 0)], quantity="nats per token"),
     ]
     for drawing in drawn:
         drawing.encode()
