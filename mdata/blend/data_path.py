@@ -19,6 +19,7 @@ from pathlib import Path
 
 from mdata.errors import UsageError, counted
 from mdata.mixing.shares import Share
+from mdata.object_storage.address import address_of
 
 _FRACTION = re.compile(r"[0-9]+/[0-9]+")
 
@@ -70,14 +71,17 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
 def words_of_path(path: str | Path) -> list[str]:
     """The words of a --data-path in one string; a path that exists is one word, even with blanks."""
     text = str(path)
-    # os.path, because Path.exists raises for a string longer than a file name may be, as with many corpora.
-    there = any(os.path.exists(text + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
-    return [text] if isinstance(path, Path) or there else text.split() or [text]
+    return [text] if isinstance(path, Path) or _is_there(text) else text.split() or [text]
 
 
 def is_many(path: str) -> bool:
-    """Whether a path is a folder or a pattern."""
-    return Path(path).is_dir() or (has_magic(path) and not Path(path).exists())
+    """Whether a path is a folder or a pattern; the name of a corpus, or an address, may have brackets in it, too."""
+    return Path(path).is_dir() or (has_magic(path) and address_of(path) is None and not _is_there(path))
+
+
+def _is_there(path: str) -> bool:
+    # os.path, because Path.exists raises for a string longer than a file name may be, as with many corpora.
+    return any(os.path.exists(path + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
 
 
 def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:

@@ -54,6 +54,15 @@ def test_a_folder_is_all_corpora_below_it_sorted(folder):
     assert again.manifest.id == blend.manifest.id
 
 
+def test_a_corpus_whose_name_is_also_a_pattern(folder):
+    """Among others, by each of its names; a pattern with brackets still finds what it matches."""
+    write_pair(folder / "web" / "e[1]", [[5]])
+    for name in ("web/e[1]", "web/e[1].idx"):
+        assert mdata.make_blend(["1", name, "1", "books/c_text_document"], "mix.json").names == ("e[1]", "c")
+        assert mdata.open_blend(name).corpora[0].num_tokens == 5
+    assert mdata.make_blend(["books/[bc]_text_document.idx"], "again.json").names == ("c",)
+
+
 def test_a_folder_to_which_links_lead_is_read_once(folder):
     """Two links that lead back made 2^40 paths of every corpus, and the search had no end; one made 40."""
     (folder / "alias").symlink_to("web", target_is_directory=True)

@@ -141,6 +141,12 @@ def test_blends_at_addresses_and_of_addresses(far, near, tmp_path, monkeypatch):
     assert [part["path"] for part in made["components"]] == words[1::2] and made["id"] == manifest["id"]
 
 
+def test_an_address_is_never_a_pattern(near, bucket, tmp_path):
+    put_folder(near.parent, f"{bucket}/c[1]")
+    here, there = opened(f"1 {bucket}/c[1]/a.json 1 {bucket}/c[1]/b", near, tmp_path)
+    assert len(here.components) == 2 and here.read([0]).text.shape == there.read([0]).text.shape
+
+
 def test_without_a_cache_the_message_names_both_ways(far, tmp_path, monkeypatch):
     monkeypatch.delenv("MDATA_CACHE", raising=False)
     with pytest.raises(UsageError, match=r"data.cache of a run(.|\n)*mdata fetch s3://blockcache/c/whole.json"):
