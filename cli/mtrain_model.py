@@ -102,11 +102,7 @@ def add_folder_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
 
 
 def ran_on_ranks(arguments: argparse.Namespace, console: Console, *, command: str) -> bool:
-    """Run this command line on the ranks of --nproc; False: it is for this process, which is one of them or alone.
-
-    Args:
-        command: of this program, for messages.
-    """
+    """Run this command line on the ranks of --nproc; False: it is for this process, which is one of them or alone."""
     if launched(arguments.nproc) is not None or arguments.nproc in (None, 1):
         return False
     from trainer.run.launch import launch
@@ -120,11 +116,7 @@ def ran_on_ranks(arguments: argparse.Namespace, console: Console, *, command: st
 
 @contextmanager
 def opened(arguments: argparse.Namespace, console: Console, *, command: str) -> Iterator[Model]:
-    """The model on this rank; the ranks leave each other at the end.
-
-    Args:
-        command: of this program, for messages.
-    """
+    """The model on this rank; the ranks leave each other at the end."""
     with each_opened(arguments, console, command=command, checkpoints=[arguments.checkpoint]) as models:
         yield next(models)
 

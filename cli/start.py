@@ -34,11 +34,7 @@ class Command:
 
 
 class InterruptsEndAtOnce:
-    """While the block runs, Ctrl-C and SIGTERM end the process; only for blocks that need no cleanup.
-
-    Args:
-        program: begins the line.
-    """
+    """While the block runs, Ctrl-C and SIGTERM end the process; only for blocks that need no cleanup."""
 
     def __init__(self, program: str) -> None:
         self._program = program

@@ -72,10 +72,6 @@ def find(folder: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, m
     """The arrays of a key if the folder has a complete entry; nothing is written.
 
     A lock that a builder left, killed just before its end, is removed.
-
-    Args:
-        folder, key, mapped: as for `cached`.
-        progress: receives a note on problems with an existing entry.
     """
     entry = entry_path(folder, key)
     arrays = _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None

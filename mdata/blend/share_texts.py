@@ -26,11 +26,7 @@ _DIGITS = 4  # the same in all columns of a table
 
 
 def share_texts(blend: BlendManifest, tokens: Sequence[int]) -> tuple[list[str], dict[str, str | None]]:
-    """The shares of components, and of groups; None for a group that is only a heading.
-
-    Args:
-        blend: its manifest. tokens: of each component.
-    """
+    """The shares of components, and of groups; None for a group that is only a heading."""
     headings = [name for name in dict.fromkeys(part.group for part in blend.components) if name is not None]
     phases = [_texts(_shares(blend, phase, tokens)) for phase in _phases(blend)]
     components = [_over_time(texts) for texts in zip(*(texts for texts, _ in phases), strict=True)]

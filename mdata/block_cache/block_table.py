@@ -37,9 +37,6 @@ TABLE, BLOCKS, CLAIMS = "blocks.table", "blocks.bin", "blocks.claims"
 class BlockTable:
     """The table of a folder and the file of its blocks.
 
-    Args:
-        folder: holds both; `make_table` made them.
-
     Attributes:
         entries: uint32[n], state and number of changes. used: int64[n], when a block was last read, in us of the clock.
 

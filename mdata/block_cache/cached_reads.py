@@ -86,12 +86,7 @@ class CachedReader(IndexedReader):
 
 
 class CachedGatherer(Gatherer):
-    """Rows from pairs whose tokens are in storage.
-
-    Args:
-        readers: the pairs of a corpus.
-        blocks: their blocks.
-    """
+    """Rows from pairs whose tokens are in storage."""
 
     def __init__(self, readers: Sequence[CachedReader], blocks: CorpusBlocks) -> None:
         super().__init__(readers)

@@ -71,9 +71,6 @@ class CorpusBlocks:
         most: limit on the blocks of all corpora in the cache; None: as the disk allows.
         user: kept open as long as the blocks are in use.
 
-    Attributes:
-        layout: which block is which. most: as given.
-
     Raises:
         OSError: what the file system said.
     """
@@ -230,11 +227,7 @@ def _not_as_written(address: Address, found: str, expected: str) -> DamageError:
 
 
 class FetchProcess:
-    """The other process; threads use it one after another.
-
-    Args:
-        blocks: the cache that it opens.
-    """
+    """The other process; threads use it one after another."""
 
     def __init__(self, blocks: CorpusBlocks) -> None:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"

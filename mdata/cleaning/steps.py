@@ -133,22 +133,13 @@ _Apply = Callable[[list[str], list[str]], tuple[list[str], list[str]]]
 
 
 class Cleaner:
-    """The steps, ready to run.
-
-    Args:
-        clean_rules: what to do.
-    """
+    """The steps, ready to run."""
 
     def __init__(self, clean_rules: CleanRules) -> None:
         self._steps = [_loaded(step, clean_rules) for step in clean_rules.ordered]
 
     def clean(self, texts: list[str], urls: Sequence[str]) -> tuple[list[str], list[str]]:
-        """(texts after all steps; why each was removed, or "").
-
-        Args:
-            texts: in their order.
-            urls: the address of each, for step url.
-        """
+        """(texts after all steps; why each was removed, or "")."""
         texts = list(texts)
         reasons = [""] * len(texts)
         alive = list(range(len(texts)))

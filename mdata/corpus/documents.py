@@ -28,9 +28,6 @@ class Origin(NamedTuple):
 class DocumentReader:
     """Reads documents by number or origin.
 
-    Args:
-        corpus: to read from.
-
     Attributes:
         origins: content of the sidecar; None if there is none or it is missing.
         missing: the path of a sidecar that the manifest names but that is missing, otherwise None.

@@ -88,9 +88,6 @@ class StoredCorpus(Corpus):
         readers: one per shard.
         blocks: with their tokens.
         source: address of the manifest, and the cache.
-
-    Attributes:
-        address: of the manifest. blocks: as given.
     """
 
     def __init__(

@@ -27,10 +27,6 @@ _AHEAD = 4  # blocks given out for each thread: enough that none waits for the c
 class BlockFile:
     """A file as a sequence of blocks.
 
-    Args:
-        path: the file.
-        size: number of bytes to read.
-
     Raises:
         OSError: from the file system.
     """

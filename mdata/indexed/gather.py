@@ -55,11 +55,7 @@ class RowFinish:
 
 
 class _Faults:
-    """Turns an index error from C++ into a DamageError; errors in the caller's numbers pass through.
-
-    Args:
-        readers: the pairs of a corpus.
-    """
+    """Turns an index error from C++ into a DamageError; errors in the caller's numbers pass through."""
 
     def __init__(self, readers: tuple[IndexedReader, ...]) -> None:
         self._readers = readers
@@ -81,11 +77,7 @@ class _Faults:
 
 
 class Gatherer:
-    """Reads rows from pairs that share one token type.
-
-    Args:
-        readers: the pairs of a corpus.
-    """
+    """Reads rows from pairs that share one token type."""
 
     def __init__(self, readers: Sequence[IndexedReader]) -> None:
         self._readers = tuple(readers)

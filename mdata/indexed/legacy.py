@@ -128,9 +128,6 @@ class _Layout:
 class LegacyReader:
     """One pair of an older format; a context manager.
 
-    Args:
-        prefix: the two names without their endings.
-
     Attributes:
         close: closes both files.
         form: which of the three formats.

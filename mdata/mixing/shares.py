@@ -111,10 +111,6 @@ def integer_weights(shares: Sequence[Number], names: Sequence[str] | None = None
     Unless they had to be rounded, the weights have no common factor, so equal blends have equal weights in any
     notation.
 
-    Args:
-        shares: at least one.
-        names: what the shares belong to, for messages.
-
     Raises:
         UsageError: a share that is not a number, not positive, or too small compared with the others to be a weight.
     """

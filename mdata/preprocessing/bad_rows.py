@@ -79,9 +79,6 @@ class BadRowPolicy:
         key_option: of the command, for the names of keys.
         progress: receives a note on each of the first few.
         resume: state from which to continue the quarantine file of an earlier run.
-
-    Attributes:
-        quarantine: the quarantine file, if there is one.
     """
 
     def __init__(

@@ -75,10 +75,6 @@ class CorpusWriter:
         dtype: numpy's name of the token type.
         step: rows between neighbouring documents, see `OriginsWriter`.
         resume: a state of `checkpoint` from which to continue.
-
-    Attributes:
-        pair: the writer of .bin and .idx.
-        num_tokens: written so far.
     """
 
     def __init__(self, prefix: Path, dtype: str, *, step: int, resume: dict[str, Any] | None = None) -> None:

@@ -25,9 +25,6 @@ _DIGITS = 16
 class Journal:
     """An append-only file of JSON records. The caller holds the run's lock.
 
-    Args:
-        path: the file; created if it does not exist.
-
     Attributes:
         records: those in the file when it was opened.
         resumable: whether a run can be continued from it; set by the code that records a state.

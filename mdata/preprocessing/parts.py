@@ -28,10 +28,6 @@ def part_of_job(
 ) -> tuple[PreprocessOptions, tuple[SourceFile, ...]]:
     """The options and inputs of the part that `options.shard` names.
 
-    Args:
-        options: of the job, already checked.
-        files: all inputs of the job.
-
     Raises:
         UsageError: no such part, or options or inputs that cannot be divided.
         BadInputError: a parquet file without a readable end.

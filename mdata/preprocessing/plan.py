@@ -140,12 +140,6 @@ def plan_job(
 ) -> JobPlan:
     """Load the tokenizer, and count rows if partitions need it.
 
-    Args:
-        options: already checked.
-        files: the inputs.
-        progress: receives notes on the tokenizer.
-        on_files_read: see `load_tokenizer`.
-
     Raises:
         UsageError: options or a tokenizer that cannot be used.
     """

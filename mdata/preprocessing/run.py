@@ -183,11 +183,6 @@ _MOST_OPEN_WRITERS = 100
 class WriteLoop:
     """All open files of a run. A context manager: leaving it with an error keeps what can be continued.
 
-    Args:
-        job: the plan.
-        journal: receives checkpoints.
-        start: where to begin.
-
     Attributes:
         state: the work that is done.
         writers: the writer of each result by name; None if an earlier run finished it.

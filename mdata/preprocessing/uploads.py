@@ -35,10 +35,6 @@ from mdata.util.atomic_io import atomic_write
 class Uploads:
     """The results of one run whose output prefix is an address.
 
-    Args:
-        options: checked; they name a work folder.
-        progress: receives notes.
-
     Raises:
         UsageError: the address is not writable, or there is no work folder.
     """

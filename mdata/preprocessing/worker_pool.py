@@ -49,9 +49,6 @@ class WorkerPool:
     The fork server starts at once, so that it imports while the caller loads a tokenizer. A context manager: leaving it
     ends all processes.
 
-    Args:
-        num_workers: number of processes that encode.
-
     Raises:
         ResourceError: a process could not be started.
     """

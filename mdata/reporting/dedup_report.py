@@ -81,11 +81,7 @@ class Example:
 
 @dataclass(frozen=True)
 class DedupReport:
-    """A written page.
-
-    Attributes:
-        path: of the page. facts: its numbers as JSON types.
-    """
+    """A written page."""
 
     path: Path
     facts: dict[str, Any]

@@ -24,11 +24,7 @@ ENDINGS = (".html", ".htm")
 
 @dataclass(frozen=True)
 class Report:
-    """A written page, and its data.
-
-    Args:
-        path: of the page. data: from which it was made.
-    """
+    """A written page, and its data."""
 
     path: Path
     data: ReportData

@@ -43,9 +43,6 @@ class Taken(NamedTuple):
 class DocumentSource:
     """The documents of a corpus.
 
-    Args:
-        corpus: the source.
-
     Raises:
         UsageError: its sequences are not contiguous on disk. DamageError: its origins are damaged.
     """
@@ -125,11 +122,7 @@ class DocumentSource:
 
 
 class DocumentWriter:
-    """Writes documents of a source to a new corpus; see `new_corpus`.
-
-    Attributes:
-        num_tokens: written so far.
-    """
+    """Writes documents of a source to a new corpus; see `new_corpus`."""
 
     def __init__(self, source: DocumentSource, prefix: Path) -> None:
         self.source = source

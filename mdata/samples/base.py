@@ -98,11 +98,7 @@ class RowSamples(Samples, Protocol):
 
 
 class NativelyOrdered(RowSamples):
-    """Shared code of the kinds of samples in native order.
-
-    Attributes:
-        order: maps sample numbers to positions.
-    """
+    """Shared code of the kinds of samples in native order."""
 
     order: StreamOrder
 

@@ -249,9 +249,6 @@ class FieldRows(Rows):
     """n samples of bert, t5 or classify, whose `fields` are those of `BertSamples`, `T5Samples`, `ClassifySamples`.
 
     `text` and `tokens` are what the (encoder's) model reads, int64[n, S], with no further token; of choices [n, C, S].
-
-    Args:
-        kind: whose samples they are.
     """
 
     def __init__(self, fields: Sample, kind: FieldKind) -> None:

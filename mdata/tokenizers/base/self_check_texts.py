@@ -83,22 +83,12 @@ _MAX_ENTRIES = 1600
 
 
 def byte_level_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
-    """The texts for byte-level BPE.
-
-    Args:
-        entries: its vocabulary, in the order of its ids.
-        added: its added tokens.
-    """
+    """The texts for byte-level BPE."""
     return [*_common(), *_glued(entries), *_around(added)]
 
 
 def llama_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
-    """The texts for BPE over whole texts, in which U+2581 replaces blanks.
-
-    Args:
-        entries: its vocabulary, in the order of its ids.
-        added: its added tokens.
-    """
+    """The texts for BPE over whole texts, in which U+2581 replaces blanks."""
     texts = [*_common(), *_around(added), *_around(["\u2581", "<0x41>"])]
     words = entries[:: max(1, len(entries) // _MAX_ENTRIES)]
     for size in (1, 2, 3):
@@ -108,12 +98,7 @@ def llama_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
 
 
 def wordpiece_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
-    """The texts for WordPiece like BERT's.
-
-    Args:
-        entries: its vocabulary, in the order of its ids.
-        added: its added tokens.
-    """
+    """The texts for WordPiece like BERT's."""
     return [*_common(), *_editions(), *_lengths(), *_glued_words(entries), *_around(added)]
 
 

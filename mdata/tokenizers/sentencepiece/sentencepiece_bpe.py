@@ -22,9 +22,6 @@ _MAX_PIECES = 4000
 class SentencePieceBpe:
     """The engine.
 
-    Args:
-        model: a supported one.
-
     Raises:
         ValueError: the model's normalization rules are damaged.
     """

@@ -24,10 +24,6 @@ _MAX_MESSAGE_CHARS = 2000
 class SentencePieceLibrary:
     """The `sentencepiece` library.
 
-    Args:
-        content: the model file.
-        source: its name in errors.
-
     Raises:
         UsageError: the library refuses it.
     """

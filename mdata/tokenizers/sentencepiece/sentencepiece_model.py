@@ -85,10 +85,6 @@ class _BrokenError(Exception):
 def read_model(content: bytes, name: str) -> SentencePieceModel:
     """Read and check a model file.
 
-    Args:
-        content: the file.
-        name: of the file, for errors.
-
     Raises:
         UsageError: not a model, or one that the library refuses or handles incorrectly.
     """

@@ -27,10 +27,6 @@ _BLANKS = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".joi
 def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
     """The entries of a file, in the order of their first lines.
 
-    Args:
-        content: of the file.
-        name: of the file, for messages.
-
     Raises:
         UsageError: not UTF-8 text, or no entry for unknown words.
     """
