@@ -210,9 +210,6 @@ def parse_index(raw: bytes, read_part: Callable[[str], bytes]) -> Index:
 def parse_part(raw: bytes, name: str) -> Part:
     """Parse the output of `dump_part`.
 
-    Args:
-        name: of the side index.
-
     Raises:
         IndexFault: anything that it could not write.
     """

@@ -76,11 +76,7 @@ def part_name(rank: int) -> str:
 
 
 class RankFile:
-    """The content of a rank's file; iterating over it gives the pieces and hashes them on the way.
-
-    Attributes:
-        name: of the file. size_bytes: of the whole file.
-    """
+    """The content of a rank's file; iterating over it gives the pieces and hashes them on the way."""
 
     def __init__(self, rank: int, shard: OwnedState, *, state: Mapping[str, Tensor]) -> None:
         self.name = file_of_part(part_name(rank))

@@ -60,9 +60,6 @@ class Rounded:
 def compare_logits(before: ModelFolder, after: ModelFolder, *, finite: bool = True) -> dict[str, Any]:
     """The largest difference of two models' logits, or why they were not compared.
 
-    Args:
-        finite: whether all weights are.
-
     Raises:
         DamageError: they are different models.
     """

@@ -161,11 +161,7 @@ class _MetadataReader:
 
 
 class ChunkSource:
-    """The tensors of a folder.
-
-    Args:
-        folder: with `.metadata` in it.
-    """
+    """The tensors of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -201,11 +197,7 @@ class ChunkSource:
         return out
 
     def _check_chunks(self, name: str) -> None:
-        """Check that the chunks of a tensor cover it exactly once; done only for tensors that are read.
-
-        Raises:
-            DamageError: they do not.
-        """
+        """Check that the chunks of a tensor cover it exactly once; done only for tensors that are read."""
         shape, chunks = self.tensors[name].shape, self._chunks[name]
         if name not in self._covered and 0 not in shape and not tiles_exactly(shape, chunks):
             raise DamageError(

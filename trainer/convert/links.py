@@ -148,11 +148,7 @@ class Linked:
 
 
 class Watched:
-    """A source that records which tensors may hold values that are not finite.
-
-    Args:
-        source: is read.
-    """
+    """A source that records which tensors may hold values that are not finite."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

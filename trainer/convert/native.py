@@ -63,11 +63,7 @@ TOKENIZER_FACTS = "tokenizer_facts.json"
 
 
 class CheckpointSource:
-    """The tensors of one of our checkpoints; each slice is compared with its hash before it is used.
-
-    Args:
-        folder: such as runs/a/checkpoints/step-400.
-    """
+    """The tensors of one of our checkpoints; each slice is compared with its hash before it is used."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._index = folder, read_index(folder)
@@ -145,9 +141,6 @@ class ObjectSource:
 
     Slices are read whole, several parts at a time, and compared with their hashes before anything is returned. Nothing
     is kept: a slice that is needed again is read again.
-
-    Args:
-        folder: such as s3://bucket/run/step-400.
 
     Raises:
         UsageError: there is no such checkpoint. DamageError: it is not whole.

@@ -45,11 +45,7 @@ class PickleFault(ValueError):
 
 
 class UnknownNames(Exception):
-    """Names that are not on the list.
-
-    Args:
-        names: in their order in the pickle.
-    """
+    """Names that are not on the list."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__(*names)

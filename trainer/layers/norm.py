@@ -20,11 +20,7 @@ from trainer.parallel.collectives import Group, all_reduce_
 
 
 class Norm(Layer):
-    """RMSNorm (Zhang and Sennrich 2019) or LayerNorm (Ba et al. 2016) of a sum.
-
-    Args:
-        width: D.
-    """
+    """RMSNorm (Zhang and Sennrich 2019) or LayerNorm (Ba et al. 2016) of a sum."""
 
     def __init__(self, width: int, shape: NormShape, *, kernels: Kernels) -> None:
         super().__init__()

@@ -65,11 +65,7 @@ class Routing(NamedTuple):
 
 
 class Router(Layer):
-    """D -> experts and weights of a token.
-
-    Args:
-        bias: whether logits have one.
-    """
+    """D -> experts and weights of a token."""
 
     def __init__(self, shape: MoEShape, width: int, parallel: Parallel, *, bias: bool) -> None:
         super().__init__()

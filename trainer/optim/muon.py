@@ -113,11 +113,7 @@ def _matrices(part: Slice, *, counts: bool, element: int) -> Iterator[MatrixPart
 
 
 def make_rounds(parts: Sequence[Parts], rank: int) -> tuple[Round, ...]:
-    """The exchanges of a step: the same on every rank, each from the view of one rank.
-
-    Args:
-        parts: of each rank.
-    """
+    """The exchanges of a step: the same on every rank, each from the view of one rank."""
     shapes: dict[str, tuple[int, int]] = {}
     held: list[dict[str, list[MatrixPart]]] = []
     for of_rank in parts:
@@ -206,9 +202,6 @@ class MatrixUpdate:
         buffers: of the model. settings: of Muon.
         held: the runs of matrices whose weights and momentum this rank holds.
         groups: axis -> ranks along it; the ranks of the group "stage" orthogonalize together.
-
-    Attributes:
-        rounds: the exchanges of an update.
     """
 
     def __init__(

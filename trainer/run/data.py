@@ -66,10 +66,6 @@ class RunData:
 def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     """Open the data that the configuration names.
 
-    Args:
-        config: of the run.
-        progress: receives notes on arrays that are built.
-
     Raises:
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
     """

@@ -220,9 +220,6 @@ def measure_links(world: World, hosts: Sequence[str]) -> dict[int, float]:
     """GB/s between this rank and ranks of some other hosts, each way at once; all ranks call it together.
 
     All ranks of two hosts exchange messages at the same time, as in training.
-
-    Args:
-        hosts: of each rank.
     """
     ranks_of = {host: [rank for rank, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)}
     names, everyone, began_s = list(ranks_of), world.groups["world"], time.monotonic()

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def header(config: RunConfig, plan: Plan, *, start: Start, device: str) -> Iterator[str]:
-    """The model, the device and the data of a run, and where it starts.
-
-    Args:
-        device: of this rank, see `device_text`.
-    """
+    """The model, the device and the data of a run, and where it starts."""
     others = "".join(f"{axis} {size} x " for axis, size in (("cp", plan.cp), ("pp", plan.pp)) if size > 1)
     layout = f"tp {plan.tp} x {others}dp {plan.dp}" + (", sequence parallel" if config.mesh.sequence_parallel else "")
     ranks = counted(plan.world_size, "rank") + (f" ({layout})" if plan.world_size > 1 else "")

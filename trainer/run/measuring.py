@@ -144,11 +144,7 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 
 
 class DeviceUse:
-    """One rank's use of its device.
-
-    Args:
-        plan: of the run. dtype: precision.dtype. device: this rank's.
-    """
+    """One rank's use of its device."""
 
     def __init__(self, plan: Plan, dtype: str, *, device: torch.device) -> None:
         self._device, self._flops_per_token = device, plan.flops_per_token / plan.world_size

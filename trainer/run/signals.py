@@ -41,11 +41,7 @@ class LastTimeError(StoppedAtTimeError):
 
 
 class StopRequests:
-    """A context that collects the stop requests of the process.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """A context that collects the stop requests of the process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

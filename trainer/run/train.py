@@ -310,11 +310,7 @@ def _tally_so_far(config: RunConfig, *, tell: Callable[[str], None]) -> Tally:
 
 
 class _Loop:
-    """The steps of a run, one after another.
-
-    Args:
-        done: the steps already done. batches: of the steps after them.
-    """
+    """The steps of a run, one after another."""
 
     def __init__(
         self,

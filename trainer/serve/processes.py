@@ -34,14 +34,7 @@ STILL_S = 60.0  # in which no rank moves though sequences are open: they wait fo
 
 
 class Beats:
-    """Watches the heartbeats of the ranks, to notice one that hangs.
-
-    Args:
-        connections: one per rank, for its heartbeats.
-
-    Attributes:
-        last: the last beat of each rank. problem: "" if there is none.
-    """
+    """Watches the heartbeats of the ranks, to notice one that hangs."""
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self.last, self.problem = dict.fromkeys(range(len(connections)), Heartbeat()), ""
@@ -76,9 +69,6 @@ class Ranks:
         command: starts a rank; the folder and "--serve" are appended.
         folder: an empty one, for settings and reports.
         settings: see `serve_here`.
-
-    Attributes:
-        connection: to rank 0. beats: of each rank.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, settings: Mapping[str, Any], *, nproc: int) -> None:

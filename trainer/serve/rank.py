@@ -197,11 +197,7 @@ def send_beats(connection: Connection, link: EventPipes, thread: int) -> None:
 
 
 def serve_here(folder: Path, *, rank: int) -> None:
-    """Load the model and serve it, as a rank that `processes.py` started.
-
-    Args:
-        folder: with SETTINGS.
-    """
+    """Load the model and serve it, as a rank that `processes.py` started."""
     settings = json.loads((folder / SETTINGS).read_bytes())
     place = find_placement(os.environ)
     assert place is not None, "a rank is started with its place in the environment"

@@ -340,11 +340,7 @@ def _locked(sending: Sending, run: TrackedRun, follow: bool, times: FollowerTime
 
 
 class Follower:
-    """The follower as rank 0 sees it; it does nothing until it is started, and follows across rollbacks.
-
-    Args:
-        note: prints a line for the user.
-    """
+    """The follower as rank 0 sees it; it does nothing until it is started, and follows across rollbacks."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._log, self._said = note, Path(TRACK_LOG), 0

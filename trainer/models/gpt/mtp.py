@@ -84,11 +84,7 @@ def _later(batch: Microbatch, depth: int, rows: int, length: int) -> Callable[[T
 
 
 class Depth(nn.Module):
-    """One depth.
-
-    Args:
-        block: of the model's kind. dropout: of the embeddings.
-    """
+    """One depth."""
 
     def __init__(
         self, shape: GPTShape, parallel: Parallel, *, block: nn.Module, dropout: Dropout, kernels: Kernels
