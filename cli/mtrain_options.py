@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mdata import UsageError
 from mdata.errors import counted
-from trainer.config.parse import RESUME_ADVICE, ReadConfig, key_names, load_config, read_config
+from trainer.config.parse import RESUME_ADVICE, ReadConfig, key_names, read_config
 from trainer.config.sections import RunConfig
 from trainer.parallel.placement import Placement, find_placement
 
@@ -43,18 +43,8 @@ def add_config_arguments(parser: Parser) -> None:
     )
 
 
-def read_run_arguments(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
-    """The configuration and the number of ranks.
-
-    Raises:
-        UsageError: every problem of the file and its overrides; an invalid number of ranks.
-    """
-    config = load_config(arguments.config, arguments.overrides)
-    return config, world_size(config, arguments.nproc)
-
-
 def read_with_problems(arguments: argparse.Namespace) -> tuple[ReadConfig, int]:
-    """The same, but problems of keys and values are not raised, so that they can be reported with others."""
+    """The configuration and the number of ranks; problems of keys and values are reported later, with others."""
     read = read_run_file(arguments.config, arguments.overrides)
     return read, world_size(read.config, arguments.nproc)
 

@@ -24,7 +24,7 @@ from mdata.util.commands import command_line
 from trainer.parallel.placement import find_placement
 
 from .console import Console, Parser
-from .mtrain_options import add_run_arguments, read_run_arguments
+from .mtrain_options import add_run_arguments, world_size
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Train, interrupt, train, compare."""
-    from trainer.config.parse import ReadConfig
+    from trainer.config.parse import ReadConfig, load_config
     from trainer.run.launch import preflight
     from trainer.run.prove import prove
 
@@ -55,19 +55,20 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         raise UsageError("mtrain prove starts its own ranks", fix="run it without torchrun or srun, on one machine")
     if Path(arguments.config).is_dir():
         arguments.config = str(Path(arguments.config, "config.toml"))
-    config, world_size = read_run_arguments(arguments)
+    config = load_config(arguments.config, arguments.overrides)
+    ranks = world_size(config, arguments.nproc)
     if arguments.output is not None and arguments.output.exists() and any(arguments.output.iterdir()):
         raise UsageError(f"{arguments.output} is not empty", fix="give a new folder")
     with tempfile.TemporaryDirectory(prefix="mtrain-prove-") as scratch:
         folder = arguments.output or Path(scratch)
         first = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=str(folder / "straight")))
         with console.progress() as progress:
-            preflight(ReadConfig(first, []), world_size, where=arguments.config, progress=progress)
+            preflight(ReadConfig(first, []), ranks, where=arguments.config, progress=progress)
 
         def train(run_config: RunConfig) -> None:
             where = Path(run_config.run.folder).name
             console.note(f"training {where} to step {run_config.train.exit_interval}")
-            _train(run_config, world_size, Path(scratch, "run.toml"))
+            _train(run_config, ranks, Path(scratch, "run.toml"))
 
         proof = prove(config, folder, restart=arguments.restart, steps=arguments.steps, train=train)
     console.result(proof_text(proof), dataclasses.asdict(proof))
@@ -89,12 +90,12 @@ def proof_text(proof: Proof) -> str:
     return "\n".join(lines)
 
 
-def _train(config: RunConfig, world_size: int, file: Path) -> None:
+def _train(config: RunConfig, ranks: int, file: Path) -> None:
     """Train in separate processes, so that one run leaves nothing for the next."""
     from trainer.config.parse import dump_config
 
     file.write_text(dump_config(config), encoding="utf-8")
-    words = [*command_line("mtrain"), "train", str(file), "--nproc", str(world_size)]
+    words = [*command_line("mtrain"), "train", str(file), "--nproc", str(ranks)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if not line.startswith("{")][-4:]

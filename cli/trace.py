@@ -26,7 +26,7 @@ from mdata.tracing.run_steps import Steps
 
 from .console import Console
 from .text import natural
-from .trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
+from .trace_text import Shown, reader_table, sample_facts, sample_text, step_table
 from .traced_data import add_data_arguments, open_tracer
 
 # Options that count for some ways to trace only.
@@ -160,7 +160,7 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
         shown_readers, more = readers_read[:rows], len(readers_read) > rows
         if console.json:
             for reader in shown_readers:
-                facts = reader_facts(tracer, reader, document=number, shown=shown)
+                facts = {"document": number, **sample_facts(tracer, reader, shown=shown)}
                 console.write(json.dumps(facts, ensure_ascii=False) + "\n")
             if more:
                 console.note(f"mdata: more than {counted(rows, 'sample')} read document {number} (--rows shows more)")

@@ -37,11 +37,6 @@ def sample_facts(tracer: mdata.Tracer, traced: TracedSample, *, shown: Shown) ->
     return {**_head_facts(traced), "parts": parts}
 
 
-def reader_facts(tracer: mdata.Tracer, traced: TracedSample, *, document: int, shown: Shown) -> dict[str, Any]:
-    """A sample that reads a document, as JSON types."""
-    return {"document": document, **sample_facts(tracer, traced, shown=shown)}
-
-
 def sample_text(tracer: mdata.Tracer, traced: TracedSample, *, shown: Shown, place: int | None = None) -> str:
     """A sample as text; with a position: only the token there."""
     parts, lines = traced.parts, [_sentence(tracer, traced)]
