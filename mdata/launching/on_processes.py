@@ -60,19 +60,15 @@ def check_failed(job: Job, failed: Mapping[int, int]) -> None:
     """
     if not failed:
         return
+    from mdata.launching.job_status import last_lines
+
     numbers = sorted(failed)
-    said = [line for line in _last_words(job, numbers[0]) if line.startswith("mdata: error:")]
+    said = [line for line in last_lines(job.log(numbers[0]), 1 << 14) if line.startswith("mdata: error:")]
     raise _KINDS.get(failed[numbers[0]], ResourceError)(
         f"{job.phase_of(numbers[0]).describe(numbers)} failed",
         found=said[-1].removeprefix("mdata: error: ") if said else f"exit code {failed[numbers[0]]}",
         fix=f"see {job.log(numbers[0])}; the same command starts what is missing",
     )
-
-
-def _last_words(job: Job, number: int) -> list[str]:
-    from mdata.launching.job_status import last_lines
-
-    return last_lines(job.log(number), 1 << 14)
 
 
 class _Processes:

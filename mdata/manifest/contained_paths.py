@@ -31,7 +31,7 @@ def path_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Pa
     if allow_outside:
         return path
     real = os.path.realpath(path)
-    if not any(_is_below(real, folder) for folder in _folders(manifest)):
+    if not any(real != folder and os.path.commonpath((real, folder)) == folder for folder in _folders(manifest)):
         raise UsageError(
             f"{manifest} names {name}, which lies outside its folder",
             found=real,
@@ -82,10 +82,6 @@ def shards_inside(manifest: Path, names: Sequence[str], *, allow_outside: bool =
 def _folders(manifest: Path) -> tuple[str, str]:
     """The folder of the manifest's path, and that of its file with links followed."""
     return os.path.realpath(manifest.parent), os.path.dirname(os.path.realpath(manifest))  # noqa: PTH120
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path != folder and os.path.commonpath((path, folder)) == folder
 
 
 def files_inside(manifest: Path, folder: str, *, allow_outside: bool = False) -> dict[str, bytes]:

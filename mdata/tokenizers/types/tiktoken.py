@@ -101,7 +101,8 @@ class TikTokenizer:
         named = own_numbers and _are_named(options.get("special_tokens") or ())
         if named:
             self.special_ids: Mapping[str, int] = _named_ids(options, ranks)
-            self.vocab_size = _size_of_named(options, [*ranks.values(), *self.special_ids.values()])
+            most = max([*ranks.values(), *self.special_ids.values()]) + 1
+            self.vocab_size = whole_number("vocab_size", options.get("vocab_size", most), lowest=most, type=NAME)
         else:
             names = _special_names(options, published=bool(published) and "special_tokens" not in self.options)
             read = _of_list if file == LIST_FILE else _of_lines
@@ -255,10 +256,6 @@ def _named_ids(options: Mapping[str, Any], ranks: Ranks) -> dict[str, int]:
         following = id + 1
     _refuse_odd_names(list(ids), list(ids))
     return ids
-
-
-def _size_of_named(options: Mapping[str, Any], ids: Sequence[int]) -> int:
-    return whole_number("vocab_size", options.get("vocab_size", max(ids) + 1), lowest=max(ids) + 1, type=NAME)
 
 
 def _special_names(options: Mapping[str, Any], *, published: bool) -> tuple[str, ...]:
