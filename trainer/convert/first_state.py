@@ -198,13 +198,10 @@ def read_tensors(
                 at += count
 
 
-def _is_moment(name: str) -> bool:
-    return name.partition("/")[0] not in ("weight", BUFFER)
-
-
 def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:
     expected = expected_tensors(config, vocab_size)
-    shapes = {name: info.shape for name, info in model.source.tensors.items() if not _is_moment(name)}
+    tensors = model.source.tensors.items()
+    shapes = {name: info.shape for name, info in tensors if name.partition("/")[0] in ("weight", BUFFER)}
     family = family_of(config)
     heads = tuple(f"weight/{head}" for head in family.heads(family.shape(config, vocab_size)))
     wrong = [

@@ -63,7 +63,9 @@ def migrate(words: Sequence[str], world_size: int | None, *, program: str = PROG
     table = flag_table()
     arguments = read_arguments(words, table, program=program)
     refused = list(arguments.problems) + [
-        f"{text}: {table[name].note}" for name, text in arguments.texts.items() if _is_refused(table[name], arguments)
+        f"{text}: {table[name].note}"
+        for name, text in arguments.texts.items()
+        if table[name].use == "refused" and not _is_default(table[name], arguments)
     ]
     mapped_or_refused = _found(arguments, table, world_size)
     wrong = {problem.split(" ")[0] for problem in arguments.problems}
@@ -189,10 +191,6 @@ def _is_default(flag: Flag, arguments: Given) -> bool:
     if flag.name == "--spec" and arguments.family == "mamba" and arguments.texts[flag.name].endswith(_MIXERS):
         return True
     return flag.use == "refused" and flag.kind != "switch" and _same(arguments.texts[flag.name], flag)
-
-
-def _is_refused(flag: Flag, arguments: Given) -> bool:
-    return flag.use == "refused" and not _is_default(flag, arguments)
 
 
 def _same(text: str, flag: Flag) -> bool:

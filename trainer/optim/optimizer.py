@@ -31,9 +31,9 @@ from trainer.kernels.table import Kernels
 from trainer.kernels.updates import MOMENTS, rule_of
 from trainer.optim.buffers import Buffers
 from trainer.optim.data_parallel import DataParallelHooks, GradientReducer, ParameterGathers
-from trainer.optim.layout import Bucket, BufferLayout, RuleRange
+from trainer.optim.layout import Bucket, RuleRange
 from trainer.optim.muon import MatrixUpdate
-from trainer.optim.ownership import Ownership, everything, owned_by
+from trainer.optim.ownership import Ownership, everything
 from trainer.parallel.collectives import Group, all_reduce_
 from trainer.parallel.params import is_first_copy, slices
 
@@ -324,11 +324,6 @@ def _by_rate(segment: RuleRange, bucket: Bucket, *, apart: bool) -> Iterator[tup
         at = stop
     if at < segment.stop:
         yield segment._replace(start=at), False
-
-
-def owned_runs(layout: BufferLayout, groups: Mapping[str, Group]) -> Ownership:
-    """The runs owned by the rank with these groups."""
-    return owned_by(layout, {axis: groups[axis].rank for axis in ("data", "edp")})
 
 
 def norm_group(name: str) -> str:

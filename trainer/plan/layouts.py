@@ -136,11 +136,7 @@ def _fastest(choices: Iterable[_Choice], hardware: Hardware, *, best: Layout | N
     """The fastest of some choices and of the best one so far."""
     how: dict[str, Any] = {"device": hardware.device, "gpus_per_node": hardware.gpus_per_node}
     how |= {"network": hardware.network, "launch": hardware.launch}
-
-    def least_time(choice: _Choice) -> float:
-        return busy_time(choice.config, choice.plan, **how).total
-
-    bounded = [(least_time(choice), choice) for choice in choices]
+    bounded = [(busy_time(choice.config, choice.plan, **how).total, choice) for choice in choices]
     for least, choice in sorted(bounded, key=lambda pair: pair[0]):
         if best is not None and choice.plan.tokens_per_step / least <= best.tokens_per_s:
             break  # all that follow are slower even without a bubble

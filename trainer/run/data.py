@@ -145,7 +145,7 @@ def problems_of_sets(config: RunConfig) -> list[MdataError]:
             )
         except (UsageError, DamageError) as error:
             errors.append(error)
-    return errors + task_problems(config.evaluate.tasks, tokenizer=True)
+    return errors + task_problems(config.evaluate.tasks)
 
 
 def _mock(config: RunConfig) -> RunData:

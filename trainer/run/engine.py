@@ -46,8 +46,8 @@ from trainer.models.stage import BufferedStage, LossFunction, Microbatch, StepSu
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
 from trainer.optim.model_buffers import STATE, ModelBuffers
-from trainer.optim.optimizer import Optimizer, norm_group, owned_runs
-from trainer.optim.ownership import Ownership
+from trainer.optim.optimizer import Optimizer, norm_group
+from trainer.optim.ownership import Ownership, owned_by
 from trainer.optim.scaler import LossScaler, scale_rule
 from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.init import ElementRange, initialize_
@@ -137,7 +137,7 @@ class Engine:
         self.buffers = Buffers(
             self.model,
             self.layout,
-            owned=owned_runs(self.layout, world.groups),
+            owned=owned_by(self.layout, {axis: world.groups[axis].rank for axis in ("data", "edp")}),
             device=world.device,
             sharding=config.optimizer.sharding,
             in_params_dtype=config.precision.gradients == "params",

@@ -139,12 +139,12 @@ def _template_of(dataset: mdata.Dataset, tokenizer: mdata.Tokenizer) -> Template
     )
 
 
-def task_problems(texts: Sequence[str], *, tokenizer: bool) -> list[MdataError]:
+def task_problems(texts: Sequence[str]) -> list[MdataError]:
     """The errors that `read_tasks` raises for each task alone, and for all together."""
     problems: dict[str, MdataError] = {}
     for some in (*([text] for text in texts), texts):
         try:
-            read_tasks(some, tokenizer=tokenizer)
+            read_tasks(some, tokenizer=True)
         except MdataError as error:
             problems.setdefault(str(error), error)
     return list(problems.values())

@@ -220,7 +220,7 @@ def test_tasks_that_cannot_be_read_are_named_before_the_run_starts(corpora: Path
         read_tasks([f"lambada={tmp_path / 'text'}"], tokenizer=True)
     with pytest.raises(UsageError, match="needs a tokenizer"):
         read_tasks([f"wikitext103={tmp_path / 'text'}"], tokenizer=False)
-    problems = task_problems(["squad=x", f"perplexity={tmp_path / 'no.json'}"], tokenizer=True)
+    problems = task_problems(["squad=x", f"perplexity={tmp_path / 'no.json'}"])
     assert len(problems) == 2 and "no.json" in str(problems[1])
     config = replace(_config(corpora, tmp_path / "run"), evaluate=EvaluateSection(tasks=("lambada=missing",)))
     with pytest.raises(UsageError, match="missing"):
