@@ -1,8 +1,8 @@
 """Handles a spike: reports it, writes its page, and with spikes.action = "roll_back" returns to a step before it.
 
 The detector decides (spike_detector.py), identically on all ranks. With "skip" the device has already skipped the
-update. To roll back, all ranks finish a save in flight; rank 0 records the samples to skip in data.json and points
-`latest` to the newest checkpoint before them; and each rank raises a RollBackError. The run then restarts there as
+update. To roll back, all ranks finish a save in flight; rank 0 points `latest` to the newest checkpoint before the
+samples to skip and records them in data.json; and each rank raises a RollBackError. The run then restarts there as
 after a crash, exactly as if a user had put these ranges into data.skip.
 """
 
@@ -158,8 +158,9 @@ class Spikes:
         trained = run_state(folder).consumed_samples  # on these, whatever is recorded
         first = max(trained, until - self._sizes.last_steps(settings.skip_before + 1, end=until))
         last_sample = self._sizes.after(settings.skip_after, consumed=until) - 1
-        record_skip(Path(self._config.run.folder), [(first, last_sample)])
+        # In this order: a run killed in between would else go on from a checkpoint trained on samples to skip.
         point_to(folder)
+        record_skip(Path(self._config.run.folder), [(first, last_sample)])
         self._log.event("rollback", {"step": spike.step, "checkpoint": folder.name, "samples": [first, last_sample]})
         return True
 

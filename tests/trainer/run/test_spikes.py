@@ -24,6 +24,7 @@ from cli.mtrain import main as mtrain
 from mdata.tracing.run_folder import trace_run
 from mdata.tracing.run_record import read_record
 from mdata.util import file_lock
+from tests.helpers.failures import Killed
 from tests.helpers.posts import receiving_posts
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import WORDS
@@ -34,6 +35,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.placement import Placement
 from trainer.parallel.world import join_world
 from trainer.plan.check import check
+from trainer.run import spikes
 from trainer.run.data import open_data
 from trainer.run.step_report import DivergedError
 from trainer.run.train import train
@@ -233,6 +235,32 @@ def test_no_checkpoint_was_trained_on_what_is_recorded_as_skipped(corpora, tmp_p
     assert (rollback["checkpoint"], rollback["samples"]) == (f"step-{saved}", list(map(int, samples.split("-"))))
     assert read_record(config.run.folder).skip == (tuple(rollback["samples"]),)
     assert [step for step, loss in losses(config).items() if loss is None] == list(range(first, FAULTY + FAULTS))
+
+
+def test_a_kill_while_it_rolls_back_changes_nothing(corpora, tmp_path, monkeypatch):
+    """The newest checkpoint was trained on a step to skip: `latest` must not name it once that is recorded."""
+    spikes_of_run = {"action": "roll_back", "skip_before": 1, "skip_after": FAULTS - 1}
+    configs = [config_of(tmp_path / name, corpora.blend, **spikes_of_run) for name in ("whole", "killed")]
+    whole, killed = (replace(c, checkpoint=replace(c.checkpoint, interval=17)) for c in configs)
+    alone(whole)
+    calls = []
+
+    def first_alone(real):
+        def call(*words):
+            if calls:
+                raise Killed
+            calls.append(real(*words))
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("record_skip", "point_to"):
+            patch.setattr(spikes, name, first_alone(getattr(spikes, name)))
+        with pytest.raises(Killed):
+            alone(killed)
+    alone(killed)
+    assert curve(killed) == curve(whole)
+    assert read_record(killed.run.folder).skip == read_record(whole.run.folder).skip
 
 
 def assert_equals_the_run_without(samples: str, config: RunConfig, other: RunConfig) -> None:
