@@ -449,6 +449,12 @@ def _data_conflict(
             "train on in another run.folder, from the first sample, with checkpoint.init_from, init_optimizer and "
             "init_schedule; data.order_samples=N, set when a run begins, lets it grow to N samples"
         )
+    if changed == ["blend"] and data.train.continues is not None:
+        parent, until = data.train.continues
+        fix = (
+            f"it continues blend {parent[:16]} at sample {until}: train with that one until a checkpoint before this "
+            "sample, or make one change of the checkpoint's blend"
+        )
     yield UsageError(
         f"{folder} was trained on different data, or in a different order",
         found=", ".join(dict.fromkeys(_setting_text(name, now.get(name), asked, other=stored) for name in changed)),

@@ -196,6 +196,20 @@ def test_a_change_of_what_was_read_already_is_refused_with_both_numbers(corpora,
         run(config_of(tmp_path / "run", corpora.folder / "old.json", steps=7))
 
 
+def test_of_two_changes_the_second_waits_for_a_checkpoint_of_the_first(corpora, tmp_path):
+    blend = mdata.make_blend(["7", str(corpora.made["a"]), "3", str(corpora.made["b"])], corpora.folder / "zero.json")
+    run(config_of(tmp_path / "run", corpora.folder / "zero.json", steps=5))
+    for name, at, share in (("one", 100, "0.5"), ("two", 140, "0.1")):
+        edits = BlendEdits(shares={"b": share})
+        blend = change_blend(blend, at, folder=corpora.folder, sequence_length=LENGTH, edits=edits)
+        save_blend(blend, corpora.folder / f"{name}.json")
+    one, two = (config_of(tmp_path / "run", corpora.folder / f"{name}.json", steps=6) for name in ("one", "two"))
+    with pytest.raises(mdata.UsageError, match=r"it continues blend [0-9a-f]{16} at sample 140: train with that one"):
+        run(two)
+    run(one)
+    assert run(replace(two, train=replace(two.train, steps=8))).step == 8
+
+
 def test_a_training_to_the_very_end_of_a_blend_and_no_further(corpora, tmp_path):
     spec = {
         "component": [{"path": str(corpora.made["a"]), "samples": 60}, {"path": str(corpora.made["b"]), "samples": 40}]
