@@ -42,6 +42,8 @@ class ModelShape(Protocol):
     padded_vocab_size: int
     tie_embeddings: bool
 
+    def __hash__(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
@@ -226,7 +228,7 @@ class Megatron:
     stacks: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Family:
     """One family of models.
 

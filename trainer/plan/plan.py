@@ -17,9 +17,7 @@ from trainer.plan.lengths import ScheduleLengths, run_length, schedule_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.plan.stages import (
     PipelineLayout,
-    count_active,
     count_parameters,
-    count_trained,
     flops_per_token,
     pipeline_layout,
     rank_parameters,
@@ -146,7 +144,8 @@ def make_plan(
     ep, etp = config.mesh.ep, config.mesh.etp or tp
     like = Place(tp_size=tp, ep_size=ep, etp_size=etp)
     held = [rank_parameters(family, shape, places=pipeline.places(rank, like)) for rank in range(pp)]
-    counts = tuple(sum(spec.numel for spec in specs) for specs in held)
+    held_counts = tuple(sum(spec.numel for spec in specs) for specs in held)
+    counts = count_parameters(family, shape)
     return Plan(
         world_size=world_size,
         tp=tp,
@@ -166,11 +165,11 @@ def make_plan(
         heads_per_rank=shape.num_heads // tp,
         kv_heads_per_rank=max(1, shape.num_kv_heads // tp),
         shape=shape,
-        num_parameters=count_parameters(family, shape),
-        active_parameters=count_active(family, shape),
-        trained_parameters=count_trained(family, shape),
-        parameters_per_rank=max(counts),
-        parameters_per_stage=counts,
+        num_parameters=counts.total,
+        active_parameters=counts.active,
+        trained_parameters=counts.trained,
+        parameters_per_rank=max(held_counts),
+        parameters_per_stage=held_counts,
         flops_per_token=flops_per_token(family, shape, document_lengths=document_lengths),
         document_lengths=document_lengths,
         steps=length.steps,

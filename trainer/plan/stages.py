@@ -12,8 +12,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.models.family import Family, ModelShape, family_of
@@ -256,67 +256,41 @@ def _of_layers(shape: ModelShape, count: int) -> ModelShape:
     return dataclasses.replace(shape, num_layers=count)  # type: ignore[type-var]
 
 
-def rank_parameters(family: Family, shape: ModelShape, *, places: Sequence[Place]) -> tuple[ParamSpec, ...]:
+# A list of layouts makes hundreds of plans of one model, and its table takes longer than all the rest of a plan.
+@functools.lru_cache(maxsize=1024)
+def rank_parameters(family: Family, shape: ModelShape, *, places: tuple[Place, ...]) -> tuple[ParamSpec, ...]:
     """The parameters of all stages of a rank; those that two stages share (a tied embedding) once."""
-    return _rank_parameters(family.parameters, cast(Hashable, shape), tuple(places))
-
-
-def rank_buffers(family: Family, shape: ModelShape, *, places: Sequence[Place]) -> tuple[ParamSpec, ...]:
-    """The same of buffers, which are no parameters."""
-    return _rank_parameters(family.buffers, cast(Hashable, shape), tuple(places))
+    return _of_stages([family.parameters(shape, place) for place in places])
 
 
 @functools.lru_cache(maxsize=1024)
-def _rank_parameters(
-    parameters: Callable[[Any, Place], tuple[ParamSpec, ...]], shape: Hashable, places: tuple[Place, ...], /
-) -> tuple[ParamSpec, ...]:
-    tables = [parameters(shape, place) for place in places]
+def rank_buffers(family: Family, shape: ModelShape, *, places: tuple[Place, ...]) -> tuple[ParamSpec, ...]:
+    """The same of buffers, which are no parameters."""
+    return _of_stages([family.buffers(shape, place) for place in places])
+
+
+def _of_stages(tables: Sequence[Sequence[ParamSpec]]) -> tuple[ParamSpec, ...]:
     specs = {spec.name: spec for table in reversed(tables) for spec in table}
     return tuple({spec.name: specs[spec.name] for table in tables for spec in table}.values())
 
 
-# A list of layouts makes hundreds of plans of one model, and its table takes longer than all the rest of a plan.
-def count_parameters(family: Family, shape: ModelShape) -> int:
-    """Elements of the logical model."""
-    return _count_parameters(family.parameters, cast(Hashable, shape))
+class ParameterCounts(NamedTuple):
+    """Elements of the logical model: all, those that compute a token, and those that are not frozen."""
 
-
-def count_active(family: Family, shape: ModelShape) -> int:
-    """Those of them that compute a token."""
-    return (
-        count_parameters(family, shape)
-        if family.active is None
-        else _count_active(family.active, cast(Hashable, shape))
-    )
-
-
-def count_trained(family: Family, shape: ModelShape) -> int:
-    """Those that are not frozen."""
-    return _count_trained(family.parameters, cast(Hashable, shape))
+    total: int
+    active: int
+    trained: int
 
 
 @functools.lru_cache(maxsize=64)
-def _count_trained(parameters: Callable[[Any, Place], tuple[ParamSpec, ...]], shape: Hashable, /) -> int:
-    return num_elements(spec for spec in parameters(shape, Place()) if not spec.frozen)
+def count_parameters(family: Family, shape: ModelShape) -> ParameterCounts:
+    """The counts of a model, without padding."""
+    table = family.parameters(shape, Place())
+    total, trained = num_elements(table), num_elements(spec for spec in table if not spec.frozen)
+    return ParameterCounts(total, total if family.active is None else family.active(shape), trained)
 
 
 @functools.lru_cache(maxsize=64)
-def _count_active(count: Callable[[Any], int], shape: Hashable, /) -> int:
-    return count(shape)
-
-
 def flops_per_token(family: Family, shape: ModelShape, *, document_lengths: tuple[int, ...]) -> int:
     """Operations of forward and backward for a token, as the family counts them; `document_lengths`: see `Plan`."""
-    return _flops_per_token(family.flops_per_token, cast(Hashable, shape), document_lengths)
-
-
-@functools.lru_cache(maxsize=64)
-def _count_parameters(parameters: Callable[[Any, Place], tuple[ParamSpec, ...]], shape: Hashable, /) -> int:
-    return num_elements(parameters(shape, Place()))
-
-
-@functools.lru_cache(maxsize=64)
-def _flops_per_token(
-    count: Callable[[Any, tuple[int, ...]], int], shape: Hashable, document_lengths: tuple[int, ...], /
-) -> int:
-    return count(shape, document_lengths)
+    return family.flops_per_token(shape, document_lengths)
