@@ -21,9 +21,8 @@ from pathlib import Path
 
 from mdata import _core
 from mdata.cleaning import rules
-from mdata.cleaning.clean import clean
+from mdata.cleaning.clean import CleanRules, clean
 from mdata.cleaning.decontaminate import DecontaminateRules, decontaminate
-from mdata.cleaning.steps import CleanRules
 from mdata.cleaning.text_job import TextJobOptions
 from mdata.cleaning.text_repair import fixed
 

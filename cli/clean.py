@@ -31,11 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from mdata import UsageError
-from mdata.cleaning.clean import clean, clean_work
+from mdata.cleaning.clean import STEPS, CleanRules, clean, clean_work
 from mdata.cleaning.languages import LanguageRules
 from mdata.cleaning.openwebtext import TASKS
 from mdata.cleaning.rules import C4Rules, FineWebRules, GopherRules, LengthRules, ParagraphRules, RepetitionRules
-from mdata.cleaning.steps import STEPS, CleanRules
 from mdata.cleaning.text_job import TextJobOptions, TextWork
 from mdata.cleaning.urls import UrlRules
 from mdata.errors import explain_os_error

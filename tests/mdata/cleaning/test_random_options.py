@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.cleaning import rules, text_job
-from mdata.cleaning.clean import clean
-from mdata.cleaning.steps import Cleaner, CleanRules
+from mdata.cleaning.clean import Cleaner, CleanRules, clean
 from mdata.cleaning.text_job import TextJobOptions
 from mdata.dedup.row_set import RowSet
 from tests.helpers.examples import examples

@@ -22,9 +22,8 @@ import pytest
 import zstandard
 
 from mdata.cleaning import text_job
-from mdata.cleaning.clean import clean
+from mdata.cleaning.clean import Cleaner, CleanRules, clean
 from mdata.cleaning.rules import GopherRules, LengthRules
-from mdata.cleaning.steps import Cleaner, CleanRules
 from mdata.cleaning.text_job import TextJobOptions
 from mdata.dedup.row_set import RowSet
 from mdata.errors import BadInputError, DamageError, ResourceError, UsageError
@@ -315,7 +314,6 @@ def test_one_long_document_and_an_empty_one(tmp_path):
 LIMITED = """
 import resource, sys
 from mdata.cleaning.rules import GopherRules, RepetitionRules
-from mdata.cleaning.steps import CleanRules
 from mdata.cleaning.text_job import TextJobOptions
 from mdata.cleaning.clean import clean
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.cleaning import languages, urls
+from mdata.cleaning.clean import CleanRules
 from mdata.cleaning.languages import LanguageRules, language_reasons, load_identifier
-from mdata.cleaning.steps import CleanRules
 from mdata.cleaning.text_repair import fixed, plain_punctuation
 from mdata.cleaning.urls import UrlFilter, UrlRules
 from mdata.errors import UsageError

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import BadInputError, DamageError, UsageError
-from mdata.cleaning.clean import clean
+from mdata.cleaning.clean import CleanRules, clean
 from mdata.cleaning.decontaminate import DecontaminateRules, load_item_sets
-from mdata.cleaning.steps import CleanRules
 from mdata.cleaning.text_job import TextJobOptions
 from mdata.errors import counted
 from mdata.indexed.append_file import SyncPoint
