@@ -24,8 +24,7 @@ from mdata.tokenizers.engines.libraries import ExactEngine
 from mdata.tokenizers.registry import build_tokenizer, load_tokenizer
 from mdata.tokenizers.types import engine_selection
 from mdata.tokenizers.wordpiece import wordpiece_engine
-from mdata.tokenizers.wordpiece.wordpiece_engine import WordPieceEngine
-from mdata.tokenizers.wordpiece.wordpiece_support import wordpiece_settings, wordpiece_unsupported
+from mdata.tokenizers.wordpiece.wordpiece_engine import WordPieceEngine, wordpiece_settings, wordpiece_unsupported
 from tests.helpers.examples import examples
 from tests.mdata.tokenizers.visible import token
 from tests.reference import wordpiece as twin
