@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from trainer.models.bert.check import cut_by_tp, model_problems
-from trainer.models.bert.cost import flops_per_token
 from trainer.models.bert.huggingface import HUGGING_FACE
 from trainer.models.bert.megatron import MEGATRON
-from trainer.models.bert.params import parameter_table
+from trainer.models.bert.params import flops_per_token, parameter_table
 from trainer.models.bert.shape import (
     bert_shape,
     classes,

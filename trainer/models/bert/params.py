@@ -1,7 +1,7 @@
-"""How a BERT is divided over ranks: a GPT's table, with an encoder's embeddings and heads. Pure, no torch.
+"""How a BERT is divided over ranks: a GPT's table, with an encoder's embeddings and heads; and what it computes.
 
 The bias of logits is divided as the vocabulary is. The other layers of the heads are whole on each tp rank, and each
-sees all tokens that it computes anything for, so their gradients are no partial sums.
+sees all tokens that it computes anything for, so their gradients are no partial sums. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -59,3 +59,16 @@ def _heads(shape: BertShape, place: Place) -> Iterator[ParamSpec]:
         table.dense("pooler", width, width, std=std)
         table.dense("binary_head", 2, width, std=std)
         yield from table.specs
+
+
+def flops_per_token(shape: BertShape, document_lengths: tuple[int, ...]) -> int:
+    """Operations of forward and backward per token: 6 N + 12 L H x A + 6 p (D D + D V).
+
+    N counts the matrices of blocks, H = heads x head_dim, A the tokens that a token attends to, and p the share of
+    tokens that are predicted. The pooler, one token of a row, is left out.
+    """
+    blocks = sum(spec.numel for spec in parameter_table(shape, Place()) if spec.matrix)
+    attended = sum(document_lengths) / len(document_lengths)
+    attention = 12 * shape.num_layers * shape.num_heads * shape.head_dim * attended
+    head = 6 * shape.predicted * shape.hidden_size * (shape.hidden_size + shape.vocab_size)
+    return 6 * blocks + round(attention + head)
