@@ -19,8 +19,8 @@ from typing import Any
 from mdata.errors import UsageError
 from mdata.sources.input_files import SourceFile
 from mdata.sources.record_batch import BadRecord, Column, ReadSpec, RecordBatch, decoded, read_one_by_one, too_long
+from mdata.sources.record_boundaries import DecompressedText
 from mdata.sources.record_texts import filled_text, is_kept
-from mdata.sources.warc import DecompressedText
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 _SCAN_BYTES = 1 << 16

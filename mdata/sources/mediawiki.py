@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from mdata.errors import BadInputError
 from mdata.sources.input_files import SourceFile
-from mdata.sources.warc import DecompressedText
+from mdata.sources.record_boundaries import DecompressedText
 
 _PAGE, _PAGE_END, _DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
 _LONGEST_HEAD = 1 << 20

@@ -32,6 +32,13 @@ class SeekableText(Protocol):
         """The bytes [offset, offset + size); fewer at the end of the text only."""
 
 
+class DecompressedText(SeekableText, Protocol):
+    """Decompressed text that is read from its beginning to its end."""
+
+    def drop(self, offset: int) -> None:
+        """Drop the buffer before an offset."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """What separates records.

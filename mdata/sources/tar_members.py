@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from mdata.errors import BadInputError, UsageError
 from mdata.sources.input_files import SourceFile
 from mdata.sources.record_batch import ReadSpec
-from mdata.sources.warc import DecompressedText
+from mdata.sources.record_boundaries import DecompressedText
 
 _LINES = (".jsonl", ".jsonlines", ".ndjson")
 _REFUSED = (".gz", ".zst", ".bz2", ".xz", ".parquet", ".arrow", ".tar", ".zip")

@@ -14,11 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from mdata.errors import BadInputError
 from mdata.sources.input_files import SourceFile
 from mdata.sources.record_batch import Column, ReadSpec, RecordBatch, decoded, read_one_by_one, too_long
+from mdata.sources.record_boundaries import DecompressedText
 from mdata.sources.record_texts import filled_text, is_kept
 
 TEXT = "text"
@@ -29,16 +30,6 @@ _OVERHANG = 1
 _TEXT_TYPES = ("conversion", "resource")
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _LINE_END = re.compile(rb"\r?\n(?![ \t])")
-
-
-class DecompressedText(Protocol):
-    """Decompressed text that is read from its beginning to its end."""
-
-    def read(self, offset: int, size: int) -> bytes:
-        """The bytes [offset, offset + size); fewer at the end of the text only."""
-
-    def drop(self, offset: int) -> None:
-        """Drop the buffer before an offset."""
 
 
 @dataclass(frozen=True)
