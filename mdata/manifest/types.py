@@ -9,7 +9,7 @@ manifests keep their checksums and ids.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
@@ -29,21 +29,9 @@ TokenDtype = Literal["uint8", "int8", "uint16", "int16", "int32", "int64"]
 Level = Literal["document", "sentence", "chat", "labelled", "pairs"]
 
 
-class HasBounds(Protocol):
-    """The bounds of a section of a file."""
-
-    @property
-    def start(self) -> int:
-        """Its first byte or row group."""
-
-    @property
-    def stop(self) -> int:
-        """The one after its last."""
-
-
-def section_name(path: str, section: HasBounds | None) -> str:
-    """The name of a section in messages and origins."""
-    return f"{path} [{section.start}:{section.stop}]" if section else path
+def section_name(path: str, start: int, stop: int) -> str:
+    """The name of a section of a file in messages and origins: its bytes, or row groups, [start, stop)."""
+    return f"{path} [{start}:{stop}]"
 
 
 class TokenizerFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,7 +103,7 @@ class InputFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         """The path, with the section if only a section was read."""
-        return section_name(self.path, self.section or None)
+        return section_name(self.path, self.section.start, self.section.stop) if self.section else self.path
 
 
 class Origins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

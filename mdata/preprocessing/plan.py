@@ -264,7 +264,8 @@ def printable_path(path: os.PathLike[str]) -> str:
 
 def input_name(file: SourceFile) -> str:
     """An input as text, with the section that is read."""
-    return section_name(printable_path(file.path), file.section)
+    path = printable_path(file.path)
+    return section_name(path, file.section.start, file.section.stop) if file.section else path
 
 
 def _check_names(job: JobPlan) -> None:
