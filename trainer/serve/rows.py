@@ -132,8 +132,8 @@ def make_row(
         max_tokens=most,
         top_logprobs=top or 0,
         echo=most == 0 or (echo is not None and top is not None),
-        first=sample,
         number=number,
+        sample=sample,
     )
     stream = TextStream(tokenizer_of(model), prompt, stop=rules.stop, keep_stop=rules.keep_stop)
     return OpenRow(request, row_rules, stream, model.ends | ends, most, echo)

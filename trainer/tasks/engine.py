@@ -40,9 +40,8 @@ class Request(NamedTuple):
         sampling: its max_tokens, stop and keep_stop are ignored here.
         max_tokens: new tokens at most; 0 with `echo`: the prompt is only scored.
         top_logprobs: how many of the likeliest tokens to report at each position.
-        echo: report the prompt's tokens first, with their log probabilities; of the first sample only.
-        n: samples. first: the index of the first.
-        number: of the request in its file; the draws depend on it, see `uniform`.
+        echo: report the prompt's tokens first, with their log probabilities.
+        number: of the prompt in its file, and sample: of that prompt; the draws depend on both, see `uniform`.
         sliding: drop the oldest tokens when the context is full; otherwise such a request is refused.
         text: the user's prompt if the model has an encoder, which reads it; `prompt` is then the token with which the
             decoder begins.
@@ -54,28 +53,26 @@ class Request(NamedTuple):
     max_tokens: int
     top_logprobs: int = 0
     echo: bool = False
-    n: int = 1
-    first: int = 0
     number: int = 0
+    sample: int = 0
     sliding: bool = False
     text: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a sample, or a notice that it was cancelled.
+    """One token of a request's text, or a notice that it was cancelled.
 
     Args:
-        id: of the request. index: of the sample. token: -1 with "cancelled".
+        id: of the request. token: -1 with "cancelled".
         logprob: of the logits with their bias, before penalties and filters; nan for the first token of a prompt.
         top: the likeliest tokens at this position, with their log probabilities.
-        finish: why the sample ends with this token: "stop" (it ends a text), "length" or "cancelled"; None: it
+        finish: why the text ends with this token: "stop" (it ends a text), "length" or "cancelled"; None: it
             continues.
         prompt: whether it is a token of the prompt.
     """
 
     id: str
-    index: int
     token: int
     logprob: float
     top: list[tuple[int, float]]
@@ -94,7 +91,7 @@ class Load(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """One sample.
+    """The text of a request.
 
     Attributes:
         tokens: of the prompt, and new ones that the host has read. ahead: chosen tokens that the host has not read yet.
@@ -105,7 +102,6 @@ class _Row:
     """
 
     request: Request
-    index: int
     tokens: list[int]
     ahead: int = 0
     first: int = 0
@@ -127,8 +123,7 @@ class _Row:
     @property
     def tells_prompt(self) -> bool:
         """Whether tokens of the prompt remain to be reported."""
-        request = self.request
-        return request.echo and self.index == request.first and self.told < len(request.prompt)
+        return self.request.echo and self.told < len(self.request.prompt)
 
     @property
     def reads_text(self) -> bool:
@@ -211,9 +206,8 @@ class DecodeEngine:
         """
         request = self._with_text(request)
         self._check(request)
-        for index in range(request.first, request.first + request.n):
-            first = max(0, len(request.prompt) - self.model.context)  # where it slides
-            self._waiting.append(_Row(request, index, list(request.prompt), first=first, told=first))
+        first = max(0, len(request.prompt) - self.model.context)  # where it slides
+        self._waiting.append(_Row(request, list(request.prompt), first=first, told=first))
 
     def _with_text(self, request: Request) -> Request:
         """The request in the form that a model with an encoder needs."""
@@ -232,12 +226,12 @@ class DecodeEngine:
             )
         return request._replace(prompt=(model.start,), text=request.prompt)
 
-    def cancel(self, id: str, index: int | None = None) -> None:
-        """End a request, or one of its samples; the next step reports it. Does nothing if it is not open."""
+    def cancel(self, id: str) -> None:
+        """End a request; the next step reports it. Does nothing if it is not open."""
         for row in [*self._running, *self._waiting]:
-            if row.request.id == id and index in (None, row.index):
+            if row.request.id == id:
                 self._end(row)
-                self._cancelled.append(Token(id, row.index, -1, math.nan, [], "cancelled"))
+                self._cancelled.append(Token(id, -1, math.nan, [], "cancelled"))
 
     @property
     def busy(self) -> bool:
@@ -298,11 +292,11 @@ class DecodeEngine:
         length, most = len(request.prompt), request.max_tokens
         if not length:
             raise UsageError("the prompt has no tokens", fix="give a text to continue")
-        if most < (0 if request.echo else 1) or request.n < 1 or request.top_logprobs < 0:
+        if most < (0 if request.echo else 1) or request.top_logprobs < 0:
             raise UsageError(
                 "invalid request",
-                found=f"max_tokens={most}, n={request.n}, top_logprobs={request.top_logprobs}",
-                expected="max_tokens >= 1 (>= 0 with echo), n >= 1, top_logprobs >= 0",
+                found=f"max_tokens={most}, top_logprobs={request.top_logprobs}",
+                expected="max_tokens >= 1 (>= 0 with echo), top_logprobs >= 0",
             )
         if any(row.request.id == request.id for row in (*self._running, *self._waiting)):
             raise UsageError(f"a request with the id {request.id!r} is open already")
@@ -496,7 +490,7 @@ class DecodeEngine:
         token = request.prompt[row.told]
         row.told += 1
         last = row.told == len(request.prompt) and not request.max_tokens
-        return Token(request.id, row.index, token, log_prob, top, "length" if last else None, prompt=True)
+        return Token(request.id, token, log_prob, top, "length" if last else None, prompt=True)
 
     def _choose(self, rows: list[_Row], logits_BV: Tensor | None) -> None:
         """Choose the next token of each row on the last stage, and send it to all ranks."""
@@ -550,7 +544,7 @@ class DecodeEngine:
                 self._end(row)
             request = row.request
             top = top[: request.top_logprobs]
-            taken.append(Token(request.id, row.index, tokens[place], log_probs[place], top, finish))
+            taken.append(Token(request.id, tokens[place], log_probs[place], top, finish))
         return taken
 
     def _finish(self, row: _Row) -> str | None:
@@ -586,7 +580,7 @@ def chosen_tokens(rows: Sequence[_Row], logits_BV: Tensor, *, top: int, ends: It
             ]
         )
     draws = [
-        0.0 if rule.is_greedy else uniform(rule.seed, row.request.number, row.num_new, sample=row.index)
+        0.0 if rule.is_greedy else uniform(rule.seed, row.request.number, row.num_new, sample=row.request.sample)
         for row, rule in zip(rows, rules, strict=True)
     ]
     token_B = choose(penalties_BV, rules, steps=[row.num_new for row in rows], uniforms=draws)

@@ -317,8 +317,8 @@ def _engine_request(request: GenerationRequest, id: str, most: int, *, sliding: 
         max_tokens=most,
         top_logprobs=request.log_probs or 0,
         echo=request.prompt_log_probs,
-        first=request.sample,
         number=request.number,
+        sample=request.sample,
         sliding=sliding,
     )
 

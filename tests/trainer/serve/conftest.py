@@ -40,7 +40,7 @@ class EndlessEngine:
         return Load(len(self.rows), 0, 0, 0)
 
     def step(self) -> list[Token]:
-        tokens = [Token(id, 0, 65, -1.0, [], None) for id, count in self.rows.items() if not count]
+        tokens = [Token(id, 65, -1.0, [], None) for id, count in self.rows.items() if not count]
         self.rows = dict.fromkeys(self.rows, 1)
         time.sleep(0.005)
         return tokens

@@ -78,7 +78,7 @@ RULES = (
 )
 
 
-SAMPLES = Request("n", [1, 2], RULES[1], max_tokens=6, n=2)
+SAMPLE = Request("n", [1, 2], RULES[1], max_tokens=6, sample=1)
 
 
 def make_model(context, name="llama", *, pp=1):
@@ -135,9 +135,8 @@ def drawn_requests(chance, count):
                 max_tokens=new,
                 top_logprobs=pick((0, 1, 300)),
                 echo=not sliding and chance.random() < 0.2,
-                n=pick((1, 1, 3)),
-                first=pick((0, 4)),
                 number=pick((number, 7)),
+                sample=pick((0, 0, 1, 4)),
                 sliding=sliding,
             )
         )
@@ -145,13 +144,13 @@ def drawn_requests(chance, count):
 
 
 def run(engine, asked=(), *, check=lambda: None, arrives=lambda: True):
-    """(tokens, log probabilities, finish) of each (id, sample)."""
+    """(tokens, log probabilities, finish) of each id."""
     found, steps, left = {}, 0, list(asked)
     while left or engine.busy:
         while left and arrives():
             engine.add(left.pop(0))
         for token in engine.step():
-            tokens, log_probs, finish = found.setdefault((token.id, token.index), ([], [], []))
+            tokens, log_probs, finish = found.setdefault(token.id, ([], [], []))
             if not token.prompt and token.token >= 0:
                 tokens.append(token.token)
                 log_probs.append(token.logprob)
@@ -164,16 +163,15 @@ def run(engine, asked=(), *, check=lambda: None, arrives=lambda: True):
 
 def twins(model, asked):
     return {
-        (request.id, index): continue_row(
+        request.id: continue_row(
             model,
             request.prompt,
             request.sampling,
             max_tokens=request.max_tokens,
             number=request.number,
-            sample=index,
+            sample=request.sample,
         )
         for request in asked
-        for index in range(request.first, request.first + request.n)
     }
 
 
@@ -329,7 +327,7 @@ def _come_and_go(context):
     last = found.pop("2")[-1]
     assert (last.token, last.finish) == (-1, "cancelled") and engine.load()[:3] == (0, 0, 0)
     for id, tokens in found.items():
-        assert [token.token for token in tokens] == wanted[id, 0][0]
+        assert [token.token for token in tokens] == wanted[id][0]
 
 
 def test_rows_come_go_and_are_cancelled():
@@ -339,10 +337,7 @@ def test_rows_come_go_and_are_cancelled():
 def _at_random(context, seeds):
     """Requests come and are cancelled at any time, under a cache that is too small."""
     model = make_model(context, "window and whole")
-    pool = [
-        request._replace(prompt=request.prompt[:12], max_tokens=12, n=1 + i % 2)
-        for i, request in enumerate(requests(6))
-    ]
+    pool = [request._replace(prompt=request.prompt[:12], max_tokens=12) for request in requests(9)]
     wanted, preempted = twins(model, pool), 0
     for seed in seeds:
         draw = random.Random(seed)
@@ -353,15 +348,13 @@ def _at_random(context, seeds):
             if left and draw.random() < 0.4:
                 engine.add(left.pop())
             if draw.random() < 0.1:
-                victim = draw.choice(pool)
-                engine.cancel(victim.id, draw.choice((None, 0, 1)))
+                engine.cancel(draw.choice(pool).id)
             for token in engine.step():
-                key = (token.id, token.index)
-                assert key not in cancelled, "nothing comes after the news"
+                assert token.id not in cancelled, "nothing comes after the news"
                 if token.finish == "cancelled":
-                    cancelled.add(key)
+                    cancelled.add(token.id)
                 else:
-                    found.setdefault(key, []).append(token.token)
+                    found.setdefault(token.id, []).append(token.token)
             preempted += any(row.num_new for row in engine._waiting)
         assert engine.load()[:3] == (0, 0, 0)
         for key, tokens in found.items():
@@ -383,23 +376,23 @@ def _scored(context, pp):
     model, prompt = make_model(context, pp=pp), [5, 9, 100, 7, 7, 30, 2]
     rules = Sampling(greedy=True, logit_bias={9: 1.5})
     scores = model.score([prompt], top=3, bias=rules.logit_bias)
-    asked = Request("x", prompt, rules, max_tokens=2, top_logprobs=3, echo=True, n=2)
+    asked = Request("x", prompt, rules, max_tokens=2, top_logprobs=3, echo=True)
     for chunk in (3, 512):
         engine = DecodeEngine(model, prefill_chunk=chunk, page_tokens=4)
         engine.add(asked)
         told = [token for _ in range(20) for token in engine.step()]
         given = [token for token in told if token.prompt]
-        assert [token.token for token in given] == prompt and {token.index for token in given} == {0}
+        assert [token.token for token in given] == prompt
         assert math.isnan(given[0].logprob) and given[0].top == []
         for place, token in enumerate(given[1:]):
             assert token.logprob == pytest.approx(float(scores.log_prob_BS[0, place]), abs=1e-5)
             assert [i for i, _ in token.top] == scores.top_BSN[1][0, place].tolist()
-        new = [token for token in told if not token.prompt and token.index == 1]
+        new = [token for token in told if not token.prompt]
         tokens, log_probs, _ = continue_row(model, prompt, rules, max_tokens=2)
         assert [token.token for token in new] == tokens
         assert [token.logprob for token in new] == pytest.approx(log_probs, abs=1e-5)
         assert all(len(token.top) == 3 and token.top[0][0] == token.token for token in new)
-        engine.add(asked._replace(max_tokens=0, n=1))
+        engine.add(asked._replace(max_tokens=0))
         (*_, last) = [token for _ in range(8) for token in engine.step()]
         assert last.prompt and last.finish == "length" and not engine.busy
 
@@ -413,13 +406,13 @@ def _layout(context, name, pp, lags=False):
     model, asked = make_model(context, name, pp=pp), requests(8)
     engine = DecodeEngine(model, cache_tokens=96, max_batch=6, prefill_chunk=16, page_tokens=4)
     engine._lags = lags
-    found = run(engine, [*asked, SAMPLES])
+    found = run(engine, [*asked, SAMPLE])
     return {key: (tokens, log_probs) for key, (tokens, log_probs, _) in found.items()}
 
 
 def _gap(context, name, key, place):
     """How near the choice of a token was, which two layouts made differently."""
-    return twins(make_model(context, name), [*requests(8), SAMPLES])[key].gap(place)
+    return twins(make_model(context, name), [*requests(8), SAMPLE])[key].gap(place)
 
 
 @pytest.mark.parametrize("name", soaked(["llama", "gpt2", "window and whole", "latent", "hybrid"], but=["latent"]))
@@ -453,7 +446,6 @@ def _refusals(context):
             "the KV cache\n  found: 10 tokens of the prompt and 12 new",
         ),
         (Request("b", [1], GREEDY, max_tokens=0), "max_tokens=0"),
-        (Request("b", [1], GREEDY, max_tokens=1, n=0), "n=0"),
         (Request("b", [1], Sampling(top_p=2.0), max_tokens=1), "top_p=2"),
         (Request("a", [1], GREEDY, max_tokens=1), "'a' is open already"),
     ):
