@@ -168,8 +168,8 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama3b-32k-tp4": (4, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 4, "sequence_parallel": True}),
     "llama3b-32k-cp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"cp": 2}),
     "llama3b-32k-tp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 2, "sequence_parallel": True}),
-    "llama1b-128k-cp2": (2, 131072, 1, 2, SHAPES["llama1b"][3], {"cp": 2}),  # needs GPUs of 139 GiB, as the next does
-    "llama1b-128k-tp2": (2, 131072, 1, 2, SHAPES["llama1b"][3], {"tp": 2, "sequence_parallel": True}),
+    "llama1b-128k-cp2": (2, 131072, 1, 1, SHAPES["llama1b"][3], {"cp": 2}),  # needs GPUs of 139 GiB, as the next does
+    "llama1b-128k-tp2": (2, 131072, 1, 1, SHAPES["llama1b"][3], {"tp": 2, "sequence_parallel": True}),
     "mixtral8x1b-ep2": (2, 4096, 2, 4, SHAPES["mixtral8x1b"][3], {"ep": 2}),
     "mixtral8x1b-tp2": (2, 4096, 2, 8, SHAPES["mixtral8x1b"][3], {"tp": 2, "sequence_parallel": True}),
     "mixtral8x1b-ep2-sent": (2, 4096, 2, 4, SHAPES["mixtral8x1b"][3], {"ep": 2, "expert_dispatch": "all_to_all"}),
@@ -476,7 +476,7 @@ def without_dispatch() -> Iterator[None]:
 
 def torchrun(name: str, words: Sequence[str], *, peer: str) -> dict[str, Any] | None:
     """A row of ours or of the peer in processes of its own; None if it failed; its stderr is then printed."""
-    launcher = ["timeout", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
+    launcher = ["timeout", "--foreground", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
     shape = ROWS[name.partition("+")[0]]
     launcher += ["--standalone", f"--nproc-per-node={shape[0]}", __file__, "--row", name]
     command = [*launcher, *(["--peer", peer] if peer else []), *words]
