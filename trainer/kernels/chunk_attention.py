@@ -1,15 +1,19 @@
 """Causal attention for a chunk of each row on cuDNN's kernels, for context parallelism.
 
-cuDNN's fused attention has no causal mask for fewer queries than keys. So a chunk attends twice, to the keys before it
-without a mask and to its own with one, and the two results are merged using the logarithms of their sums (Rabe and
+cuDNN's fused attention has no causal mask for fewer queries than keys. So a chunk attends twice, to its own keys with a
+mask and to the keys before it without one, and the two results are merged using the logarithms of their sums (Rabe and
 Staats 2021; Liu et al. 2023). Backward gives each half the merged result and sum, so that its weights are those of the
 whole softmax. What is unusual: it calls the operations that PyTorch uses below scaled_dot_product_attention, which does
 not return the sums. Other dtypes, wider heads, deterministic runs, and GPUs for which PyTorch does not prefer cuDNN use
 the implementation of plain.py.
+
+`attention` has all keys; layers/context_attention.py attends to a rank's own keys while the others travel.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -33,6 +37,10 @@ class AttentionKernel(Protocol):
     """A fused kernel, forward and backward, for [B, H, S, K] queries and [B, G, T, K] keys and values."""
 
     @staticmethod
+    def fits(q: Tensor) -> bool:
+        """Whether it takes queries of this dtype and width, on their device."""
+
+    @staticmethod
     def forward(heads: tuple[Tensor, Tensor, Tensor], *, causal: bool, scale: float | None) -> Attended:
         """Attention; `causal` requires as many queries as keys."""
 
@@ -42,9 +50,38 @@ class AttentionKernel(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of queries, keys and values, given the result and sums of the whole softmax in `attended`."""
 
+    @staticmethod
+    def merge_(y_BHSK: Tensor, own: Attended, before: Attended) -> Tensor:
+        """See the function `merge_`."""
+
+
+def merge_(y_BHSK: Tensor, own: Attended, before: Attended) -> Tensor:
+    """Write the result of attending to both halves into y; returns the logarithms of its sums."""
+    return _merge_(y_BHSK, *own[:2], *before[:2])
+
+
+def _merge_(y: Tensor, own: Tensor, own_sums: Tensor, before: Tensor, before_sums: Tensor) -> Tensor:
+    share = torch.sigmoid(before_sums - own_sums)  # of the keys before the chunk
+    y.copy_(torch.lerp(own.to(share.dtype), before.to(share.dtype), share))
+    return torch.logaddexp(own_sums, before_sums)
+
+
+@functools.cache
+def _compiled_merge_() -> Callable[..., Tensor]:
+    return torch.compile(_merge_)
+
 
 class CuDnn:
     """NVIDIA cuDNN's kernel, called through PyTorch's operations."""
+
+    @staticmethod
+    def fits(q: Tensor) -> bool:
+        """Whether cuDNN's kernels take queries of this dtype and width, and are preferred on their GPU."""
+        if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[-1] > WIDEST_CUDNN_HEAD or not q.is_cuda:
+            return False
+        if torch.are_deterministic_algorithms_enabled() or not torch.backends.cuda.cudnn_sdp_enabled():
+            return False
+        return torch.cuda.get_device_capability(q.device)[0] in (HOPPER, BLACKWELL)
 
     @staticmethod
     def forward(heads: tuple[Tensor, Tensor, Tensor], *, causal: bool, scale: float | None) -> Attended:
@@ -66,22 +103,20 @@ class CuDnn:
         )  # fmt: skip
         return dq, dk, dv
 
+    @staticmethod
+    def merge_(y_BHSK: Tensor, own: Attended, before: Attended) -> Tensor:
+        """See AttentionKernel."""
+        merged: Tensor = _compiled_merge_()(y_BHSK, *own[:2], *before[:2])
+        return merged
+
 
 def attention(
     q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scale: float | None = None, ends: tuple[int, ...] | None = None
 ) -> Tensor:
     """See plain.attention."""
-    if ends is None or not fits(q_BSHK):
+    if ends is None or not CuDnn.fits(q_BSHK):
         return plain.attention(q_BSHK, k_BTGK, v_BTGK, scale, ends)
     return chunks_of_rows(q_BSHK, k_BTGK, v_BTGK, scale=scale, ends=ends, kernel=CuDnn)
-
-
-def fits(q: Tensor) -> bool:
-    """Whether cuDNN's kernels take queries of this dtype and width, and are preferred on their GPU."""
-    if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[-1] > WIDEST_CUDNN_HEAD:
-        return False
-    preferred = torch.cuda.get_device_capability(q.device)[0] in (HOPPER, BLACKWELL)
-    return preferred and torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
 
 
 def chunks_of_rows(
@@ -114,9 +149,8 @@ class _ChunkAttention(torch.autograd.Function):
         y, sums, for_backward = own.y_BHSK, own.sums_BHS1, [own.kept]
         if before:
             other = kernel.forward((q_BHSK, k_BGTK[:, :, :before], v_BGTK[:, :, :before]), causal=False, scale=scale)
-            share = torch.sigmoid(other.sums_BHS1 - own.sums_BHS1)  # of the softmax before the chunk
-            y = torch.lerp(y.to(share.dtype), other.y_BHSK.to(share.dtype), share).to(y.dtype)
-            sums = torch.logaddexp(own.sums_BHS1, other.sums_BHS1)
+            y = torch.empty_like(own.y_BHSK)
+            sums = kernel.merge_(y, own, other)
             for_backward.append(other.kept)
         ctx.save_for_backward(q_BHSK, k_BGTK, v_BGTK, y, sums)
         ctx.before, ctx.scale, ctx.kernel, ctx.kept = before, scale, kernel, for_backward

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from trainer.arithmetic import power_of_two, round_up
 from trainer.kernels import plain
-from trainer.kernels.chunk_attention import fits
+from trainer.kernels.chunk_attention import CuDnn
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import CUDNN_HEAD_MULTIPLE, ScoreShape
 from trainer.kernels.self_test import refusals
@@ -63,7 +63,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if torch.compiler.is_compiling() or not (q.is_cuda and q.numel() and k.numel()):
         return False
     alike = v.shape == k.shape and q.dtype == k.dtype == v.dtype and q.shape[-1] % CUDNN_HEAD_MULTIPLE == 0
-    return alike and fits(q) and works(q.device, q.dtype)
+    return alike and CuDnn.fits(q) and works(q.device, q.dtype)
 
 
 def attention(

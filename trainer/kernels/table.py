@@ -52,7 +52,12 @@ Kernel = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """One implementation of each operation of plain.py."""
+    """One implementation of each operation of plain.py.
+
+    Args:
+        chunk_kernel: of attention that communicates meanwhile (layers/context_attention.py), where it fits; elsewhere
+            `attention` gets keys of whole rows.
+    """
 
     rms_norm: Kernel = plain.rms_norm
     rms_norm_backward: Kernel = plain.rms_norm_backward
@@ -66,6 +71,7 @@ class Kernels:
     join_heads_: Kernel = plain.join_heads_
     rotate: Kernel = plain.rotate
     attention: Kernel = plain.attention
+    chunk_kernel: type[chunk_attention.AttentionKernel] | None = None
     document_attention: Kernel = plain.document_attention
     padded_attention: Kernel = plain.padded_attention
     scored_attention: Kernel = plain.scored_attention
@@ -130,7 +136,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "norm": ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward"),
         "activation": ("swiglu", "swiglu_backward_", "gated", "gated_backward_"),
         "rope": ("split_heads", "join_heads_", "rotate"),
-        "attention": ("attention",),
+        "attention": ("attention", "chunk_kernel"),
         "loss": ("logit_statistics", "logits_to_gradient_"),
         "optimizer": ("adamw_", "sgd_"),
         "scan": ("causal_conv", "chunk_scan", "gated_norm"),
@@ -140,6 +146,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 # Calls into a library, or operations with a separate file for GPUs.
 NOT_COMPILED = (
     "attention",
+    "chunk_kernel",
     "document_attention",
     "padded_attention",
     "scored_attention",
@@ -171,6 +178,7 @@ def compiled() -> Kernels:
     made = {name: torch.compile(getattr(PLAIN, name), options=options.get(name)) for name in names}
     return Kernels(
         attention=chunk_attention.attention,
+        chunk_kernel=chunk_attention.CuDnn,
         document_attention=gpu.document_attention,
         padded_attention=gpu.padded_attention,
         scored_attention=gpu.scored_attention,

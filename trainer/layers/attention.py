@@ -19,6 +19,7 @@ from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import alibi_slopes
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, Parallel, as_input
+from trainer.layers.context_attention import context_attention
 from trainer.layers.context_rows import ContextRows, gather_keys
 from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
@@ -189,8 +190,6 @@ class Attention(Layer):
                 q_NHK, k_NGK, v_NGK, sequences.pages, scores=scores, tensors=tensors, kernels=self.kernels
             )[None]
         else:
-            if sequences.context is not None:
-                k_BSGK, v_BSGK = gather_keys(k_BSGK, v_BSGK, cp=sequences.context.cp)
             y_BSHK = self._attend((q_BSHK, k_BSGK, v_BSGK), sequences)
         return self.out(pack(y_BSHK.flatten(0, 1).flatten(1), sequences.packed))
 
@@ -228,7 +227,11 @@ class Attention(Layer):
         q_BSHK, k_BSGK, v_BSGK = heads
         scores, documents, context = self.shape.scores, sequences.documents, sequences.context
         scale, ends = scores.scale or None, None if context is None else context.ends
-        operation = scores.operation(documents=documents is not None)
+        operation, of_chunks = scores.operation(documents=documents is not None), self.kernels.chunk_kernel
+        if context is not None:
+            if operation == "attention" and of_chunks is not None and of_chunks.fits(q_BSHK):
+                return context_attention(heads, context.cp, scale=scale, kernel=of_chunks)
+            k_BSGK, v_BSGK = gather_keys(k_BSGK, v_BSGK, cp=context.cp)
         if operation == "attention":
             return self.kernels.attention(q_BSHK, k_BSGK, v_BSGK, scale, ends)
         if operation == "document_attention":

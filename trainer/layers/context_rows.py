@@ -3,7 +3,8 @@
 In attention each rank has the queries of its own chunks, and keys and values of all tokens. Keys and values are
 gathered over the cp ranks; in backward their gradients are summed and scattered, the conjugate operation
 (parallel/collectives.py). With few key-value heads they are small compared with the computation, and every form of
-attention stays one call on whole keys (Grattafiori et al. 2024, section 3.3.2).
+attention stays one call on whole keys (Grattafiori et al. 2024, section 3.3.2). context_attention.py does the same
+beside computation, where a kernel tells its sums.
 
 A mixer computes each chunk as a row of its own, from a state of 0. What chunks add to the state is gathered; each rank
 computes the states before its own chunks, which are sums over the chunks before, and adds what its tokens read of them.
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_sequence
-from trainer.parallel.context import chunk_ends, chunks_of
+from trainer.parallel.context import chunk_ends, chunks_of, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,8 @@ def gather_keys(k_BSGK: Tensor, v_BSGK: Tensor, *, cp: Group) -> tuple[Tensor, T
 
 def gather_rows(x_BS: Tensor, *, cp: Group) -> Tensor:
     """What whole rows have for each token, in the order of the row: [B, S, ...] -> [B, T, ...]."""
-    chunks = gather_sequence(x_BS.unflatten(1, (2, -1)).transpose(0, 1).contiguous(), cp)
-    in_order = torch.cat((chunks[0::2], chunks[1::2].flip(0)))  # the first chunks of all ranks, then the second ones
-    return in_order.transpose(0, 1).flatten(1, 2)
+    chunks = gather_sequence(x_BS.unflatten(1, (2, -1)).transpose(0, 1).contiguous(), cp).unbind()
+    return torch.stack([chunks[place_of(number, cp.size)] for number in range(2 * cp.size)], dim=1).flatten(1, 2)
 
 
 class RowChunks:

@@ -13,6 +13,11 @@ def chunks_of(rank: int, size: int) -> tuple[int, int]:
     return rank, 2 * size - 1 - rank
 
 
+def place_of(number: int, size: int) -> int:
+    """Where a chunk comes among those of all ranks, rank after rank."""
+    return 2 * number if number < size else 2 * (2 * size - 1 - number) + 1
+
+
 def columns_of(length: int, *, rank: int, size: int) -> list[int]:
     """The positions of the rank's tokens in a row of `length` tokens, a multiple of 2 x size."""
     chunk = length // (2 * size)

@@ -139,6 +139,8 @@ def test_statistics_of_norms_are_wide(kernels, dtype):
 
 def test_every_operation_has_a_plain_twin():
     for field in dataclasses.fields(PLAIN):
+        if field.name == "chunk_kernel":
+            continue  # plain attention takes keys of whole rows
         module = scan if hasattr(scan, field.name) else plain
         assert getattr(PLAIN, field.name) is getattr(module, field.name), field.name
 
