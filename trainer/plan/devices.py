@@ -41,8 +41,9 @@ DEVICES = (  # the first whose name is part of CUDA's
 
 PRODUCTS = 0.72  # of the flops, in matrix products
 FLOAT8_PRODUCTS = 1.28  # the same in FP8, whose peak is twice that
-ATTENTION = {64: 0.31, 128: 0.47}  # of the flops, by the width of heads: forward and backward together
-CUDNN_CHUNKS = 0.9  # of that, for the chunks of context parallelism: 0.73 (8,192 tokens) to 0.95 (32,768)
+# Of the flops, forward and backward together, by the width of heads: in rows of 4,096 tokens, and in far longer ones.
+ATTENTION = {64: (0.31, 0.45), 128: (0.47, 0.53)}
+CUDNN_CHUNKS = 0.9  # of that, for the chunks of context parallelism: 0.7 (8,192 tokens) to 1.0 (32,768 and more)
 OTHER_CHUNKS = 0.6  # the same, by flash attention
 MEMORY = 0.78  # of the bandwidth, in everything else
 LINK = 0.75  # of a link, in collectives of some megabytes
@@ -67,6 +68,7 @@ def device_named(name: str) -> Device | None:
     return next((device for device in DEVICES if re.search(rf"{device.name}(?!\d)", name)), None)
 
 
-def attention_share(head_dim: int) -> float:
-    """The fraction of flops in attention for a head width: of the next smaller measured width, or the smallest."""
-    return ATTENTION[max((width for width in ATTENTION if width <= head_dim), default=min(ATTENTION))]
+def attention_share(head_dim: int, length: float) -> float:
+    """The fraction of flops in attention for a head width, or the next smaller measured one, and tokens of a row."""
+    short, long = ATTENTION[max((width for width in ATTENTION if width <= head_dim), default=min(ATTENTION))]
+    return long - (long - short) * min(1.0, 4096 / length)

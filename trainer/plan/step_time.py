@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from statistics import mean
 
 from trainer.config.sections import MeshSection, RunConfig
 from trainer.models.family import family_of
@@ -143,20 +144,23 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
     )
     flops = cost.product_flops + 2 * devices.EXPERT_ROWS * cost.expert_elements
     products = flops / devices.PRODUCTS + cost.float8_flops / devices.FLOAT8_PRODUCTS
-    share = devices.attention_share(plan.head_dim)
+    share, by_cudnn = devices.attention_share(plan.head_dim, mean(plan.document_lengths)), chunks_by_cudnn(config, plan)
     if plan.cp > 1:
-        share *= devices.CUDNN_CHUNKS if chunks_by_cudnn(config, plan) else devices.OTHER_CHUNKS
+        share *= devices.CUDNN_CHUNKS if by_cudnn else devices.OTHER_CHUNKS
+    attention = cost.attention_flops / (share * device.flops)
     # The embedding, which the family's cost leaves out.
     looked_up = (place.stage == 0) * plan.micro_batch * plan.sample_tokens // plan.cp * plan.shape.hidden_size
     gathered = _gathered_numbers(config, plan, place) * element * (plan.cp - 1) / plan.cp
+    # Chunks attend to their own keys, an even share of the work, while others travel (layers/context_attention.py).
+    meanwhile = attention / (2 * plan.cp) if by_cudnn and not config.data.documents_apart else 0.0
     starts = cost.passes * devices.TENSOR_PARALLEL_START_S if plan.tp > 1 else 0.0
     time = StepTime(
         products=products / device.flops,
-        attention=cost.attention_flops / (share * device.flops),
+        attention=attention,
         memory=(cost.moved_bytes + looked_up * LOOKUP_BYTES) / (devices.MEMORY * device.bandwidth),
         idle=0.0,
         tensor_parallel=cost.sent_bytes / rates.among(plan.tp) + starts,
-        context_parallel=2 * gathered / rates.among(plan.tp * plan.cp),
+        context_parallel=max(0.0, 2 * gathered / rates.among(plan.tp * plan.cp) - meanwhile),
         data_parallel=0.0,
         update=0.0,
     )
