@@ -476,7 +476,8 @@ def without_dispatch() -> Iterator[None]:
 
 def torchrun(name: str, words: Sequence[str], *, peer: str) -> dict[str, Any] | None:
     """A row of ours or of the peer in processes of its own; None if it failed; its stderr is then printed."""
-    launcher = ["timeout", "--foreground", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
+    launcher = ["timeout", "--foreground", "--kill-after=45", RUN_LIMIT_S]
+    launcher += [sys.executable, "-m", "torch.distributed.run"]
     shape = ROWS[name.partition("+")[0]]
     launcher += ["--standalone", f"--nproc-per-node={shape[0]}", __file__, "--row", name]
     command = [*launcher, *(["--peer", peer] if peer else []), *words]
