@@ -21,7 +21,7 @@ from .console import Console, Parser
 def add_arguments(parser: Parser) -> None:
     """The corpus, and the folder of the copy."""
     parser.add_argument(
-        "corpus", metavar="ADDRESS", help="its manifest or prefix at s3://, gs:// or az://, or a dataset at hf://"
+        "corpus", metavar="ADDRESS", help="its manifest, prefix or folder/ at s3://, gs:// or az://; a dataset at hf://"
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder to copy to")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from mdata.corpus.paths import BARE_ENDINGS
-from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.errors import DamageError, UsageError, counted, few, os_errors_named
 from mdata.indexed.blocks import BlockFile
 from mdata.indexed.mapped_files import hash_file
 from mdata.indexed.pair_format import BLOCK_BYTES, bin_path, idx_path
@@ -40,7 +40,7 @@ def fetch(corpus: str, folder: str | Path, *, progress: Progress = SILENT) -> Pa
     """Copy a corpus to a folder and return the path of its manifest; existing files are checked and kept.
 
     Args:
-        corpus: the address of its manifest, or the prefix of its pair.
+        corpus: the address of its manifest, of the folder or dataset that has only this one, or the prefix of its pair.
         folder: created if missing.
         progress: receives bytes.
 
@@ -220,13 +220,29 @@ def _manifest_address(corpus: str) -> Address:
         if meant := address_of(corpus):
             raise neither(corpus, meant)
         raise UsageError(f"{corpus} is a path", expected="a corpus at s3://, gs:// or az://, which is copied to a disk")
-    address = manifest_address(parse_address(corpus))
+    address = parse_address(corpus)
     if address.scheme in ("http", "https"):
         raise UsageError(
             f"{address}: a web server does not list the files of a corpus' tokenizer",
             expected="s3://, gs://, az:// or hf://",
         )
-    return address
+    is_folder = not address.key or address.key.endswith("/")
+    return _manifest_in(address) if is_folder else manifest_address(address)
+
+
+def _manifest_in(folder: Address) -> Address:
+    """The only manifest in a folder, such as a dataset of the hub that is a corpus."""
+    below = [facts.address for facts in list_objects(folder)]
+    names = [address.name for address in below if address.key == f"{folder.key}{address.name}"]
+    manifests = [name for name in names if name.endswith(".json")]
+    if len(manifests) != 1:
+        raise UsageError(
+            f"{folder} does not name one corpus",
+            found=few(manifests) if manifests else f"no .json among {counted(len(names), 'file')}",
+            expected="one manifest, whose name ends in .json",
+            fix=f"{folder}{manifests[0]}, or another of them" if manifests else "check the address",
+        )
+    return folder.with_key(folder.key + manifests[0])
 
 
 def manifest_address(address: Address) -> Address:

@@ -109,7 +109,7 @@ def refuse_output_address(path: str | os.PathLike[str]) -> None:
     """
     if _SCHEME.match(text := str(path)):
         raise UsageError(
-            f"{text} begins like an address in object storage, but this is written to a disk",
+            f"{address_of(path) or text} begins like an address in object storage, but this is written to a disk",
             fix="give a path; to upload the result, use the storage's own tool",
         )
 

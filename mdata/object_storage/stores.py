@@ -42,7 +42,13 @@ _NO_CREDENTIALS = re.compile(
 _INDIRECT = frozenset({"sso_session", "sso_start_url", "credential_process", "role_arn"})
 # Redirects that the guard refused, those of a PUT, which obstore does not follow, and those without a target.
 _REDIRECT = re.compile(rf"\b{REFUSED} <|\b30[1-8] [A-Z][a-z]+|redirect without LOCATION")
-_UNUSABLE = frozenset({"InvalidPathError", "NotSupportedError", "ValueError"})
+_UNUSABLE = MappingProxyType(
+    {
+        "InvalidPathError": "no object can have this key",
+        "NotSupportedError": "the storage cannot do this",
+        "ValueError": "no object can have this key",  # such as one with . or .. among its parts
+    }
+)
 _NO_ANSWER = MappingProxyType(
     {"Connect": "no connection", "Timeout": "no answer in time", "Interrupted": "a broken connection"}
 )
@@ -192,7 +198,7 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
     if _NO_CREDENTIALS.search(text):
         return UsageError(f"{doing} {address}: no credentials for {place} were found", fix=credentials)
     if kind in _UNUSABLE:
-        return UsageError(f"{doing} {address}: {kind.removesuffix('Error')}", fix="check the address")
+        return UsageError(f"{doing} {address}: {_UNUSABLE[kind]}", fix="check the address")
     if no_answer or f"{NO_CONNECTION} <" in text:
         return ResourceError(
             f"{doing} {address}: the storage cannot be reached",

@@ -22,6 +22,7 @@ from mdata.reporting.report import page_beside
 from mdata.util import file_lock
 from tests.helpers.examples import SOAK
 from tests.helpers.failures import assert_what_is_visible_is_true, killed_at
+from tests.helpers.object_server import answering
 from tests.mdata.object_storage.test_preprocess_objects import put_folder
 
 
@@ -92,6 +93,31 @@ def test_a_tokenizer_comes_along(bucket, made, tmp_path):
     here = {name: data for name, data in content(tmp_path / "copy").items() if not name.endswith(".lock")}
     assert here == {name: data for name, data in content(tmp_path / "out").items() if not name.endswith(".lock")}
     assert any(name.startswith("tokenizer-") for name in here) and mdata.verify(path).problems == ()
+
+
+def test_a_folder_stands_for_its_only_manifest(bucket, corpus, made, tmp_path):
+    folder = corpus.rpartition("/")[0]
+    assert content(fetch(f"{folder}/", tmp_path / "copy", progress=Silent()).parent) == content(made)
+    name = next(made.glob("*.json")).name
+    with pytest.raises(UsageError, match=r"does not name one corpus\n  found: no .json among 0 files"):
+        fetch(bucket, tmp_path / "none", progress=Silent())
+    put_file(made / name, parse_address(f"{folder}/other.json"), file_hash=None)
+    with pytest.raises(UsageError, match=rf"found: {name}, other.json\n(.*\n)+  try: {folder}/{name}, or"):
+        fetch(f"{folder}/", tmp_path / "two", progress=Silent())
+
+
+def test_a_dataset_of_the_hub_that_is_a_corpus(made, monkeypatch, tmp_path):
+    """The second example of the command's help."""
+    files = {path.name: path.read_bytes() for path in made.iterdir()} | {"README.md": b"#"}
+
+    def answer(request):
+        if "/api/datasets/owner/name/tree/main" in request.path:
+            return 200, {}, json.dumps([{"type": "file", "path": name} for name in files]).encode()
+        return 200, {"ETag": '"1"'}, files[request.path.rpartition("/")[2]]
+
+    monkeypatch.setenv("HF_ENDPOINT", answering(answer))
+    path = fetch("hf://datasets/owner/name", tmp_path / "copy", progress=Silent())
+    assert content(path.parent) == content(made)
 
 
 @pytest.mark.parametrize("given", ["c", "c.json", "c.bin", "c.idx", "c.bin.json", "c.idx.bin", "c.json.idx"])
@@ -209,6 +235,7 @@ def test_one_process_at_a_time(corpus, tmp_path):
         ("BUCKET/nothing.json", "nothing is there"),
         ("s3://nobucket/x.json", "there is no bucket nobucket|nothing is there"),
         ("BUCKET/blend.json", "is a blend"),
+        ("BUCKET/a/../c.json", "no object can have this key"),
         ("BUCKET/bare", "bare.idx has no manifest beside it\n.*bare.json, with the hashes"),
     ],
 )
