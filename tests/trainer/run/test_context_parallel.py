@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
+from tests.helpers.slow_attention import Slow
 from tests.trainer.engines import (
     assemble,
     check_same_gradients,
@@ -19,6 +21,7 @@ from tests.trainer.engines import (
     with_documents,
 )
 from trainer.config.sections import MeshSection, RecomputeSection
+from trainer.kernels import table
 from trainer.parallel.collectives import all_reduce_
 
 # name -> (shape, changes of the model section, recomputation); the masks of microbatches: see _masked
@@ -96,6 +99,25 @@ def _check(name, layout, masks="", *, documents=False, loss_average="token"):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: "-".join(map(str, v)))
 def test_fp64_gradients_equal_those_of_one_rank(layout):
     _check("llama", layout)
+
+
+def _gradients_beside(context, config):
+    """With a kernel for chunks, and how often it was called."""
+    library = replace(table.LIBRARY, chunk_kernel=Slow)
+    with patch.object(table, "LIBRARY", library), patch.object(Slow, "forward", wraps=Slow.forward) as forward:
+        return *_gradients(context, config, "", documents=False), forward.call_count
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("layout", [(4, 1, 4, False), (4, 2, 2, True)], ids=lambda v: "-".join(map(str, v)))
+def test_attention_beside_communication(name, layout):
+    alone = _config(name, (1, 1, 1, False))
+    total, expected = _whole(alone, 1)
+    results = run_ranks(_gradients_beside, 4, _config(name, layout))
+    assert all(calls > 0 for _, _, calls in results)
+    for totals, _, _ in results:
+        np.testing.assert_allclose(totals, total, rtol=1e-12)
+    check_same_gradients(assemble([part for _, parts, _ in results for part in parts]), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "llama"])
