@@ -105,7 +105,7 @@ PP2, TP2 = ("mesh.pp=2", "mesh.schedule=zb_v"), ("mesh.tp=2", "mesh.sequence_par
     [
         pytest.param((), OFTEN, id="plain"),
         pytest.param(("precision.gradients=params",), OFTEN, id="half gradients"),
-        pytest.param(COPIES, OFTEN, id="tp 2", marks=TWO),
+        pytest.param(COPIES, TWICE, id="tp 2", marks=TWO),
         pytest.param(("--nproc", "2", *PP2, *GRAPHS), TWICE, id="pp 2, graphs", marks=TWO),
         pytest.param(("--nproc", "4", *TP2, *GRAPHS), TWICE, id="tp 2, dp 2, graphs", marks=FOUR),
         pytest.param(("--nproc", "4", *TP2, *PP2, *GRAPHS), TWICE, id="tp 2, pp 2, graphs", marks=FOUR),
