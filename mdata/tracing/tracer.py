@@ -353,7 +353,11 @@ class Tracer:
             first = end
 
     def _in_split(self, part: Component, document: int) -> list[int]:
-        """The sequences of a document that are in the split, whose edge may divide a document."""
+        """The sequences of a document that are in the split, whose edge may divide a document.
+
+        Raises:
+            UsageError: none of them.
+        """
         sequences, inside = range(*part.corpus.sequences_of(document)), []
         for sequence in sequences:
             try:

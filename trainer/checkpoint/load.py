@@ -176,7 +176,11 @@ class _Entry(NamedTuple):
 
 
 def _parse_header(header: bytes, file_bytes: int) -> dict[str, _Entry]:
-    """The tensors of a file, checked to be contiguous up to its end, each with the size of its shape."""
+    """The tensors of a file, checked to be contiguous up to its end, each with the size of its shape.
+
+    Raises:
+        ValueError: they are not.
+    """
     table = json.loads(header[8:])
     if type(table) is not dict:
         raise ValueError("not a JSON object")

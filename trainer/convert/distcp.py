@@ -197,7 +197,11 @@ class ChunkSource:
         return out
 
     def _check_chunks(self, name: str) -> None:
-        """Check that the chunks of a tensor cover it exactly once; done only for tensors that are read."""
+        """Check that the chunks of a tensor cover it exactly once; done only for tensors that are read.
+
+        Raises:
+            DamageError: they do not.
+        """
         shape, chunks = self.tensors[name].shape, self._chunks[name]
         if name not in self._covered and 0 not in shape and not tiles_exactly(shape, chunks):
             raise DamageError(

@@ -436,7 +436,11 @@ def _check_model(
     tensors: Mapping[str, TensorInfo],
     settings: Mapping[str, Any],
 ) -> None:
-    """Refuse a file whose arguments describe another model than the first file's."""
+    """Refuse a file whose arguments describe another model than the first file's.
+
+    Raises:
+        DamageError: names the key that differs.
+    """
     other, _ = from_arguments(training.arguments, tensors, where=str(training.where), settings=settings)
     found, expected = effective(other), effective(config)
     for key in found.keys() | expected.keys():
