@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from trainer.kernels.plain import add_product
 from trainer.parallel.collectives import (
@@ -131,23 +130,6 @@ class Parallel:
         """`reduce`, overlapped with the following computation."""
         start = start_reduce_scatter if self.sequence_parallel else start_all_reduce_
         return start(partial_ND, self.tp)
-
-    def gather_linear(self, x_NI: Tensor, weight_OI: Tensor, *, bias_O: Tensor | None) -> Tensor:
-        """x W^T + b of all tokens: [N all tokens, O]."""
-        return F.linear(self.gather(x_NI), weight_OI, bias_O)
-
-    def linear_reduce(self, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-        """The sum of all ranks' x W^T, for the tokens that this rank holds."""
-        return self.reduce(F.linear(x_NI, weight_OI))
-
-    def start_product_reduce(self, dy_NO: Tensor, weight_OI: Tensor) -> Pending:
-        """The sum of all ranks' dy W, for the tokens that this rank holds, going on beside what is computed next."""
-        return self.start_reduce(dy_NO @ weight_OI)
-
-    def start_gather_product(self, dy_NO: Tensor, weight_OI: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Begin to gather dy; what is given waits for it, and gives dy of all tokens and dy W."""
-        gathered = self.start_gather(dy_NO)
-        return lambda: (gathered.wait(), gathered.result @ weight_OI)
 
     def local_tokens(self, num_tokens: int) -> slice:
         """The tokens that this rank holds outside the parallel regions."""

@@ -174,13 +174,13 @@ class _Column(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(None if "weight" in main.frozen else x_NI, weight_OI)
         ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
-        return parallel.gather_linear(x_NI, weight_OI, bias_O=bias_O)
+        return F.linear(parallel.gather(x_NI), weight_OI, bias_O)
 
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, weight_OI = ctx.saved_tensors
         gathered = None if x_NI is None else ctx.parallel.start_gather(x_NI)
-        dx = ctx.parallel.start_product_reduce(dy_NO, weight_OI)
+        dx = ctx.parallel.start_reduce(dy_NO @ weight_OI)
         dweight = None
         if gathered is not None:
             dweight = add_weight_gradient(ctx.main, "weight", dy_NO=dy_NO, x_NI=gathered.wait())
@@ -199,15 +199,16 @@ class _Row(torch.autograd.Function):
         ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
         if parallel.tp.size == 1:
             return F.linear(x_NI, weight_OI, bias_O)
-        y_NO = parallel.linear_reduce(x_NI, weight_OI)
+        y_NO = parallel.reduce(F.linear(x_NI, weight_OI))
         return y_NO if bias_O is None else y_NO.add_(bias_O)
 
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, weight_OI = ctx.saved_tensors
-        products = ctx.parallel.start_gather_product(dy_NO, weight_OI)
+        gathered = ctx.parallel.start_gather(dy_NO)
         dbias = add_bias_gradient(ctx.main, dy_NO) if ctx.bias else None
-        whole_NO, dx_NI = products()
+        whole_NO = gathered.wait()
+        dx_NI = whole_NO @ weight_OI
         return dx_NI, add_weight_gradient(ctx.main, "weight", dy_NO=whole_NO, x_NI=x_NI), dbias, None, None
 
 
