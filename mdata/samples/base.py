@@ -58,11 +58,7 @@ class Samples(Protocol):
 
 
 class RowSamples(Samples, Protocol):
-    """A kind of sample whose rows are text.
-
-    Attributes:
-        options: which masks and positions its rows have.
-    """
+    """A kind of sample whose rows are text."""
 
     options: RowOptions
 

@@ -18,7 +18,7 @@ from mdata.corpus.corpus import Corpus
 from mdata.indexed.gather import Cuts
 from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
 from mdata.samples.base import RowSamples, SamplePiece
-from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
+from mdata.samples.rows import NO_PAD, Gathered, RowOptions
 from mdata.util.arrays import Int64s, running_sums
 from mdata.util.pickling import PickledByArguments
 
@@ -161,9 +161,3 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         """The tokens [begin, end) that a row reads of the sequence at a position of the order."""
         (first, offset), (last, end) = self.indices.samples[row : row + 2].tolist()
         return offset if place == first else 0, end + int(self.request.extra_token) if place == last else length
-
-    def padding_sample(self) -> Sample:
-        """The sample with which Megatron fills up a batch: sample 0 without loss."""
-        sample = self.sample(0)
-        sample["loss_mask"][:] = 0.0
-        return sample

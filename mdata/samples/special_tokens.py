@@ -114,11 +114,7 @@ def vocabulary_of(corpus: Corpus) -> MaskedVocabulary:
 
 
 def vocabulary_from(entries: Mapping[str, int]) -> MaskedVocabulary:
-    """Look up the names of special tokens.
-
-    Args:
-        entries: text -> id.
-    """
+    """Look up the names of special tokens."""
     return MaskedVocabulary(
         ids=tuple(sorted(set(entries.values()))),
         continuations=tuple(sorted({id for text, id in entries.items() if text.startswith(_CONTINUES)})),

@@ -71,7 +71,7 @@ def test_samples_are_megatrons(oracles, corpora, case):
     assert (len(dataset), dataset.row_options.pad) == (case["length"], case["effective_pad"])
     rows = [dataset[k] for k in case["indices"]]
     if case["last_row_is_index_None"]:
-        rows.append(kind.padding_sample())
+        rows.append({**kind.sample(0), "loss_mask": np.zeros_like(kind.sample(0)["loss_mask"])})
     assert list(rows[0]) == case["keys"]
     with np.load(FOLDER / "samples.npz") as stored:
         for name in case["keys"]:
@@ -146,12 +146,10 @@ def test_a_sample_does_not_depend_on_what_was_read_before(tmp_path):
     assert made.sample(0)["loss_mask"].tolist() == first
 
 
-def test_padding_is_the_first_sample_without_loss(tmp_path):
+def test_samples_outside_are_refused(tmp_path):
     write_pair(tmp_path / "x", [[7]] * 3)
     request = MegatronRequest(first=0, stop=3, sequence_length=4, num_samples=None, seed=1)
     made = MegatronGptSamples(FileStream(tmp_path / "x"), request, options=RowOptions(sequence_length=4, pad=-1))
-    assert made.padding_sample()["tokens"].tolist() == made.sample(0)["tokens"].tolist()
-    assert made.padding_sample()["loss_mask"].tolist() == [0.0] * 4
     for k in (-1, made.num_samples):
         with pytest.raises(IndexError, match=f"samples {k} to {k} of"):
             made.sample(k)
