@@ -125,11 +125,7 @@ def opened(arguments: argparse.Namespace, console: Console, *, command: str) -> 
 def each_opened(
     arguments: argparse.Namespace, console: Console, *, command: str, checkpoints: Sequence[str]
 ) -> Iterator[Iterator[Model]]:
-    """The models of several checkpoints, one after another: each is read when it is asked for.
-
-    Args:
-        command: of this program, for messages. checkpoints: their names.
-    """
+    """The models of several checkpoints, one after another: each is read when it is asked for."""
     from trainer.checkpoint.location import location_of
     from trainer.parallel.mesh import Mesh
     from trainer.parallel.world import join_world, leave_at_the_end, lost_ranks_named

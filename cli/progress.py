@@ -79,13 +79,7 @@ class Meter:
 
 
 class BarProgress(ConsoleProgress):
-    """A tqdm bar for each piece of work.
-
-    Args:
-        stream: the terminal.
-        program: begins the line of a note.
-        clock: seconds, never going back.
-    """
+    """A tqdm bar for each piece of work."""
 
     def __init__(self, stream: TextIO, *, program: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

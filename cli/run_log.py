@@ -19,14 +19,7 @@ TRAIN = "train"  # the work whose steps are lines
 
 
 class RunLog(LineProgress):
-    """The log of a run.
-
-    Args:
-        write: prints a line.
-        program: prefix of notes in text.
-        format: run.log_format.
-        clock, interval_s: see `LineProgress`.
-    """
+    """The log of a run."""
 
     def __init__(
         self,

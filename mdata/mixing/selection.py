@@ -90,11 +90,7 @@ class SelectionMap(Protocol):
 
 
 class Concatenation:
-    """One component after another, each once; can be pickled.
-
-    Args:
-        sizes: samples of each component.
-    """
+    """One component after another, each once; can be pickled."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)

@@ -147,10 +147,6 @@ _FETCH = "python -m nltk.downloader punkt_tab on a machine with network, then --
 def find_files(language: str, nltk_data: str | None = None) -> tuple[str, dict[str, bytes]]:
     """The folder of a language's four files (for messages), and their content.
 
-    Args:
-        language: a folder's name, such as "english".
-        nltk_data: the only folder to search.
-
     Raises:
         UsageError: there are none, one is missing, or one cannot be read.
     """

@@ -51,9 +51,6 @@ def hugging_face(config: RunConfig) -> HuggingFace:
 def from_hf(config_json: Json, *, where: str, fix: str = "this model has a part that mtrain lacks") -> RunConfig:
     """The model that a config.json describes.
 
-    Args:
-        where: its name, for messages. fix: the advice for unsupported settings.
-
     Raises:
         UsageError: another model_type, or unsupported settings; names all of them.
     """

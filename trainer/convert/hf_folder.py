@@ -197,9 +197,6 @@ def open_hf(path: Path) -> ModelFolder:
 def with_names_of_hf(path: Path, config_json: dict[str, Any], config: RunConfig, source: Source) -> ModelFolder:
     """A model whose tensors have the names and shapes of transformers.
 
-    Args:
-        path: of its files. config: of config_json. source: the tensors.
-
     Raises:
         UsageError: a part that we lack. DamageError: tensors that are missing or do not fit.
     """

@@ -42,9 +42,6 @@ class RayOptions:
 def train_on_ray(job: RunJob, options: RayOptions, *, tell: Callable[[str], None]) -> int:
     """Wait for the nodes, then train on them; the exit code of the first node that failed, or 0.
 
-    Args:
-        job: started, with this process. tell: prints a line for the user.
-
     Raises:
         UsageError, ResourceError: Ray is not installed, or no cluster answers. StoppedError: the job was stopped before
             it got its nodes.

@@ -92,9 +92,6 @@ def open_store(place: Placement, *, join_s: float = JOIN_S, tell: Callable[[str]
 
     Waits only for rank 0: for its process if that holds the store, otherwise for the name of this attempt.
 
-    Args:
-        join_s: how long to wait. tell: prints a line for the user.
-
     Raises:
         ResourceError: the store cannot be reached, or rank 0 did not start.
     """

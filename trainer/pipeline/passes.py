@@ -51,12 +51,7 @@ class LossOptions:
 
 
 class Pass:
-    """One microbatch in one stage.
-
-    Args:
-        layers: all layers of the stage.
-        is_last: whether the stage ends in the loss.
-    """
+    """One microbatch in one stage."""
 
     def __init__(self, stage: Stage, layers: Sequence[Layer], *, is_last: bool, loss: LossOptions) -> None:
         self.stage, self.layers, self.is_last, self.loss = stage, layers, is_last, loss

@@ -55,11 +55,7 @@ class PipelineLayout:
         return max(self.stage_ranks) + 1
 
     def places(self, rank: int, like: Place) -> tuple[Place, ...]:
-        """A pipeline rank's stages.
-
-        Args:
-            like: gives the rank's position on the other axes.
-        """
+        """A pipeline rank's stages."""
         return tuple(
             dataclasses.replace(
                 like,

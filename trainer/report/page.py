@@ -215,11 +215,7 @@ def _page(title: str, parts: Iterable[str]) -> str:
 
 
 def axis_of(run: ReportedRun, mixtures: Sequence[int]) -> plots.Axis:
-    """The axis of a run's drawings: tokens, steps, and what happened.
-
-    Args:
-        mixtures: samples with which a mixture began.
-    """
+    """The axis of a run's drawings: tokens, steps, and what happened."""
     scale = run.scale
     steps = [(line["consumed_samples"] * scale, line["step"]) for line in run.metrics]
     marks = [(sample * scale, "M", f"mixture changed at sample {sample:,}") for sample in mixtures]

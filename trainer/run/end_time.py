@@ -76,11 +76,7 @@ def deadlines(run: RunSection, env: Mapping[str, str], *, began_s: float) -> lis
 
 
 class EndTime:
-    """Tells when the run ends, on the rank whose clock counts.
-
-    Args:
-        deadlines: see `deadlines`. clock: seconds since 1970.
-    """
+    """Tells when the run ends, on the rank whose clock counts."""
 
     def __init__(self, deadlines: list[Deadline], clock: Callable[[], float] = time.time) -> None:
         self.deadlines, self._clock = deadlines, clock

@@ -87,9 +87,6 @@ def after_lost_node(
 def shrunk_to(config: RunConfig, world_size: int, left: str) -> tuple[RunConfig, str]:
     """The configuration with the nearest layout for fewer ranks, and what it changes, as text.
 
-    Args:
-        left: how many there are, for the message.
-
     Raises:
         UsageError: none keeps the global batch.
     """

@@ -95,11 +95,7 @@ class Tracker:
         return 0
 
     def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
-        """Take the numbers of a step; steps come in order.
-
-        Args:
-            time_s: of the line, seconds since 1970.
-        """
+        """Take the numbers of a step; steps come in order."""
 
     def read(self, event: Mapping[str, Any], alerts: Sequence[Alert], *, new: bool) -> None:
         """Take a line of events.jsonl with its alerts; all lines, from the first, after each opening.
