@@ -226,7 +226,12 @@ def attention_choice(
     keys = " and ".join(option_names(scores))
     if operation == "attention" and chunks:
         slower = (SDPA, "slower for fewer queries than keys; used on GPUs before Hopper")
-        return Choice("attention", CUDNN, "a chunk of each row, in two calls", (slower, *_others_than_sdpa(device)))
+        return Choice(
+            "attention",
+            CUDNN,
+            "chunks of each row, whose own keys come first while others travel",
+            (slower, *_others_than_sdpa(device)),
+        )
     if operation == "attention":
         return Choice("attention", SDPA, "causal attention over whole rows", _others_than_sdpa(device))
     if operation == "padded_attention":
