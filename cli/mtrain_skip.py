@@ -3,7 +3,7 @@
 The range is recorded in RUN/data.json and events.jsonl, and applies from the next start of the run on. Skipped samples
 keep their place in the order: their steps are counted, but change nothing. Training that has already happened is not
 undone; for that, continue from the older checkpoint that the output names. With --undo, the run trains on the samples
-after all; that is refused for steps that are already done.
+after all; that is refused for steps that were already done without them.
 
 Examples:
   mtrain skip runs/first --steps 12300-12350

@@ -1,13 +1,14 @@
 """Records a user's decision to skip samples of a run, or to undo that, in its folder and in events.jsonl.
 
 This works while the run is active and takes effect at its next start. Samples of steps that are already trained are
-recorded, too: they are skipped if the run returns to a checkpoint before them. Only future steps can be undone, so that
-data.json never calls a sample trained that was not.
+recorded, too: they are skipped if the run returns to a checkpoint before them. Only future steps can be undone, and
+those that were trained on nevertheless, so that data.json never calls a sample trained that was not.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from trainer.checkpoint.object_folder import LATEST
 from trainer.config.parse import load_config
 from trainer.config.sections import RunConfig
 from trainer.plan.lengths import skipped_ranges
-from trainer.run.metrics import append_event
+from trainer.run.metrics import append_event, read_metrics
 from trainer.run.run_folder import record_skip, unrecord_skip
 
 
@@ -143,11 +144,12 @@ def undo(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[i
         raise UsageError(f"{folder} skips none of {_samples_text([span])}", found=recorded)
     first_step, last_step = (of_run.step_of(sample) for sample in (skipped[0][0], skipped[-1][1]))
     newest = _newest_step(checkpoints_of(folder))
-    if first_step <= newest:
+    done = [step for step in _steps_with(skipped, of_run) if step <= newest]
+    if done and (without := sorted({*done} - _trained(folder, record.skip, of_run))):
         raise UsageError(
-            f"{folder} has already done {_steps_text((first_step, min(last_step, newest)))} without these samples",
+            f"{folder} has already done {_steps_text((without[0], without[-1]))} without these samples",
             found=f"its newest checkpoint is step-{newest}",
-            fix=f"name steps from {newest + 1} on, or first return to a checkpoint before step {first_step}",
+            fix=f"name steps from {newest + 1} on, or first return to a checkpoint before step {without[0]}",
         )
     if file_lock.held_by(folder / ".lock") and _skips(load_config(folder / "config.toml"), skipped):
         raise UsageError(
@@ -157,6 +159,20 @@ def undo(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[i
     unrecord_skip(folder, span)
     _append(folder, "skip undone", (first_step, last_step), samples=skipped)
     return Unskipped(folder=folder, steps=(first_step, last_step), samples=skipped)
+
+
+def _steps_with(ranges: SampleRanges, of_run: Steps) -> Iterator[int]:
+    """The steps that read some of these samples."""
+    for first, last in ranges:
+        yield from range(of_run.step_of(first), of_run.step_of(last) + 1)
+
+
+def _trained(folder: Path, recorded: SampleRanges, of_run: Steps) -> set[int]:
+    """Steps that have a loss, though all of their samples are recorded as skipped: that was done afterwards."""
+    has_loss = {line["step"]: line.get("loss") is not None for line in read_metrics(folder)}  # the last line counts
+    spans = {step: of_run.bounds(step) for step in {*_steps_with(recorded, of_run)} if has_loss.get(step)}
+    whole = {step: (first, first + size - 1) for step, (first, size) in spans.items()}
+    return {step for step, span in whole.items() if common_ranges(recorded, span) == (span,)}
 
 
 def _skips(config: RunConfig, ranges: SampleRanges) -> bool:
