@@ -65,7 +65,7 @@ from trainer.parallel.world import join_world
 from trainer.plan.devices import DEVICES, GIB, LAUNCH_S, Device, device_named
 from trainer.plan.memory import activation_bytes, state_bytes
 from trainer.plan.plan import Plan, make_plan
-from trainer.plan.step_time import step_time
+from trainer.plan.step_time import Rates, step_time
 
 LLAMA7B = SHAPES["llama1b"][3] | {
     "num_layers": 32,
@@ -271,7 +271,7 @@ def forecast(names: Sequence[str], device: Device, *, launch: float) -> str:
     for name in names:
         config = row_config(name)
         plan = make_plan(config, ROWS[name.partition("+")[0]][0], facts=None)
-        seconds = step_time(config, plan, device=device, gpus_per_node=8, launch=launch).total
+        seconds = step_time(config, plan, Rates(device=device, gpus_per_node=8, launch=launch)).total
         tokens = plan.tokens_per_step / plan.world_size / seconds
         gib = (state_bytes(config, plan) + activation_bytes(config, plan)) / GIB
         lines.append(f"| {name} | {tokens:,.0f} | {tokens * plan.flops_per_token / device.flops:.1%} | {gib:.1f} |")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from mdata.progress import SILENT, Progress
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
@@ -19,7 +19,7 @@ from trainer.plan.check import DataFacts, check, layout_problems
 from trainer.plan.devices import LAUNCH_S, Device
 from trainer.plan.memory import USABLE, rank_bytes
 from trainer.plan.plan import Plan, make_plan
-from trainer.plan.step_time import NETWORK, StepTime, busy_time, step_time
+from trainer.plan.step_time import NETWORK, Rates, StepTime, busy_time, step_time
 
 RECOMPUTE = (RecomputeSection(), RecomputeSection(mode="selective"), RecomputeSection(mode="full"))
 LARGEST_MICRO_BATCH = 16
@@ -134,13 +134,14 @@ def _best(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Lay
 
 def _fastest(choices: Iterable[_Choice], hardware: Hardware, *, best: Layout | None = None) -> Layout | None:
     """The fastest of some choices and of the best one so far."""
-    how: dict[str, Any] = {"device": hardware.device, "gpus_per_node": hardware.gpus_per_node}
-    how |= {"network": hardware.network, "launch": hardware.launch}
-    bounded = [(busy_time(choice.config, choice.plan, **how).total, choice) for choice in choices]
+    rates = Rates(
+        device=hardware.device, gpus_per_node=hardware.gpus_per_node, network=hardware.network, launch=hardware.launch
+    )
+    bounded = [(busy_time(choice.config, choice.plan, rates).total, choice) for choice in choices]
     for least, choice in sorted(bounded, key=lambda pair: pair[0]):
         if best is not None and choice.plan.tokens_per_step / least <= best.tokens_per_s:
             break  # all that follow are slower even without a bubble
-        time = step_time(choice.config, choice.plan, **how)
+        time = step_time(choice.config, choice.plan, rates)
         speed = choice.plan.tokens_per_step / time.total
         if best is None or speed > best.tokens_per_s:
             best = Layout(config=choice.config, memory_bytes=choice.memory_bytes, time=time, tokens_per_s=speed)

@@ -54,14 +54,19 @@ class StepTime:
         return sum(dataclasses.astuple(self))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """Bytes per second of one GPU: inside a machine, and to others; and seconds of a launch on the host."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What limits the GPUs of a run, of one kind.
+
+    Args:
+        gpus_per_node: ranks that share a machine. network: bytes per second of each rank to other machines.
+        launch: seconds in which the host launches a kernel.
+    """
 
     device: Device
     gpus_per_node: int
-    network: float
-    launch: float
+    network: float = NETWORK
+    launch: float = devices.LAUNCH_S
 
     @property
     def host_pass(self) -> float:
@@ -73,36 +78,16 @@ class _Rates:
         return devices.LINK * (self.device.link if ranks <= self.gpus_per_node else self.network)
 
 
-def step_time(
-    config: RunConfig,
-    plan: Plan,
-    *,
-    device: Device,
-    gpus_per_node: int,
-    network: float = NETWORK,
-    launch: float = devices.LAUNCH_S,
-) -> StepTime:
-    """Estimate a plan on GPUs of one kind.
-
-    Args:
-        gpus_per_node: ranks that share a machine. network: bytes per second of each rank to other machines.
-        launch: seconds in which the host launches a kernel.
-    """
-    rates = _Rates(device, gpus_per_node, network, launch)
-    time = _busy_time(config, plan, rates)
+def step_time(config: RunConfig, plan: Plan, rates: Rates) -> StepTime:
+    """Estimate a step of a plan."""
+    time = busy_time(config, plan, rates)
     if plan.pp == 1:
         return time
     return dataclasses.replace(time, bubble=_bubble(config, plan, _of_ranks(config, plan, rates), rates))
 
 
-def busy_time(
-    config: RunConfig, plan: Plan, *, device: Device, gpus_per_node: int, network: float, launch: float
-) -> StepTime:
+def busy_time(config: RunConfig, plan: Plan, rates: Rates) -> StepTime:
     """The same without the bubble, whose simulation takes longer than everything else: the least that a step takes."""
-    return _busy_time(config, plan, _Rates(device, gpus_per_node, network, launch))
-
-
-def _busy_time(config: RunConfig, plan: Plan, rates: _Rates) -> StepTime:
     device = rates.device
     busiest = max(_of_ranks(config, plan, rates), key=lambda stages: sum(stage.total for stage in stages))
     times, parts = plan.num_microbatches, ("products", "attention", "memory", "idle", "tensor_parallel")
@@ -118,7 +103,7 @@ def _busy_time(config: RunConfig, plan: Plan, rates: _Rates) -> StepTime:
     )
 
 
-def _of_ranks(config: RunConfig, plan: Plan, rates: _Rates) -> list[list[StepTime]]:
+def _of_ranks(config: RunConfig, plan: Plan, rates: Rates) -> list[list[StepTime]]:
     """One microbatch through each stage of each pipeline rank."""
     like = _place(config.mesh, plan)
     return [
@@ -130,7 +115,7 @@ def _place(mesh: MeshSection, plan: Plan) -> Place:
     return plan.place(sequence_parallel=mesh.sequence_parallel)
 
 
-def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> StepTime:
+def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: Rates) -> StepTime:
     """One microbatch through one stage, forward and backward."""
     element, device = BYTES[config.precision.dtype], rates.device
     cost = family_of(config).stage_cost(
@@ -226,7 +211,7 @@ def _trained_per_rank(plan: Plan) -> int:
     return plan.parameters_per_rank * plan.trained_parameters // plan.num_parameters
 
 
-def _bubble(config: RunConfig, plan: Plan, ranks: list[list[StepTime]], rates: _Rates) -> float:
+def _bubble(config: RunConfig, plan: Plan, ranks: list[list[StepTime]], rates: Rates) -> float:
     """Seconds of a step in which the busiest rank waits.
 
     Backward is assumed to be two thirds of a pass, in two halves; recomputation is part of the first half. For a long

@@ -28,7 +28,7 @@ from trainer.plan.devices import GIB, PRODUCTS, STEP_S, device_named
 from trainer.plan.layouts import Hardware, find_layouts, problems_of_every_layout
 from trainer.plan.memory import USABLE, activation_bytes, state_bytes
 from trainer.plan.plan import make_plan
-from trainer.plan.step_time import exposed_data_parallel, step_time
+from trainer.plan.step_time import Rates, exposed_data_parallel, step_time
 
 H200, H100 = device_named("NVIDIA H200"), device_named("NVIDIA H100 80GB HBM3")
 # (shape, row) -> tokens/s of one H200 in bf16, benchmarks/one_gpu_options.py and one_gpu.py; GiB at most
@@ -84,7 +84,7 @@ def _measured():
 def test_estimates_are_near_what_was_measured(config, ranks, device, speed, gib):
     """10 % of the speed, 5 % of the memory."""
     plan = make_plan(config, ranks, facts=None)
-    time = step_time(config, plan, device=device, gpus_per_node=8)
+    time = step_time(config, plan, Rates(device=device, gpus_per_node=8))
     assert plan.tokens_per_step / ranks / time.total == pytest.approx(speed, rel=0.1)
     assert (state_bytes(config, plan) + activation_bytes(config, plan)) / GIB == pytest.approx(gib, rel=0.05)
 
@@ -105,7 +105,7 @@ def test_mixers_keep_what_their_kernels_keep(shape, gib):
 def test_estimates_with_experts_are_near_what_was_measured(shape, speed):
     config = run_config(shape)
     plan = make_plan(config, 1, facts=None)
-    time = step_time(config, plan, device=H200, gpus_per_node=8)
+    time = step_time(config, plan, Rates(device=H200, gpus_per_node=8))
     assert plan.tokens_per_step / time.total == pytest.approx(speed, rel=0.1)
 
 
@@ -114,9 +114,9 @@ def test_more_ranks_with_experts_leave_each_more_rows():
     times = []
     for row in ("qwen3moe-4l-ep2", "qwen3moe-4l-ep2-sent"):
         config = several_row(row)
-        times.append(step_time(config, make_plan(config, 2, facts=None), device=H200, gpus_per_node=8))
+        times.append(step_time(config, make_plan(config, 2, facts=None), Rates(device=H200, gpus_per_node=8)))
     alone = run_config("qwen3moe-4l")
-    whole = step_time(alone, make_plan(alone, 1, facts=None), device=H200, gpus_per_node=8)
+    whole = step_time(alone, make_plan(alone, 1, facts=None), Rates(device=H200, gpus_per_node=8))
     assert times[0].products == pytest.approx(times[1].products) and times[0].products < 0.95 * whole.products
     assert times[0].memory > times[1].memory
     assert times[1].idle - times[0].idle > 0.05  # the host waits to know how many tokens there are
@@ -126,7 +126,7 @@ def test_more_ranks_with_experts_leave_each_more_rows():
 def test_estimates_of_tensor_parallelism_are_near_what_was_measured(row, device):
     config, ranks = several_row(row), ROWS_OF_TWO[row.partition("+")[0]][0]
     plan = make_plan(config, ranks, facts=None)
-    time = step_time(config, plan, device=device, gpus_per_node=8)
+    time = step_time(config, plan, Rates(device=device, gpus_per_node=8))
     assert plan.tokens_per_step / ranks / time.total == pytest.approx(TENSOR_PARALLEL[row, device], rel=0.1)
     assert time.idle < 0.05 * time.total
 
@@ -138,7 +138,7 @@ def test_a_slow_host_takes_its_launches_from_tensor_parallelism_alone():
         config = several_row(row)
         plan = make_plan(config, 4, facts=None)
         for launch in (1e-6, 8.74e-6):
-            seconds[row, launch] = step_time(config, plan, device=H200, gpus_per_node=8, launch=launch).total
+            seconds[row, launch] = step_time(config, plan, Rates(device=H200, gpus_per_node=8, launch=launch)).total
     tokens = make_plan(several_row("llama7b-tp4"), 4, facts=None).tokens_per_step / 4
     assert tokens / seconds["llama7b-tp4", 8.74e-6] == pytest.approx(5_359, rel=0.1)
     assert tokens / seconds["llama7b-tp4", 1e-6] == pytest.approx(8_769, rel=0.1)
@@ -149,7 +149,7 @@ def test_a_slow_host_takes_its_launches_from_tensor_parallelism_alone():
 def test_graphs_leave_tensor_parallelism_its_communication():
     """One by one the host, which differs between machines, limits the step of llama7b on tp 4."""
     graphs, eager = (
-        step_time(config, make_plan(config, 4, facts=None), device=H200, gpus_per_node=8)
+        step_time(config, make_plan(config, 4, facts=None), Rates(device=H200, gpus_per_node=8))
         for config in map(several_row, ("llama7b-tp4+graphs", "llama7b-tp4"))
     )
     assert graphs.tensor_parallel == eager.tensor_parallel > 0.25 * graphs.total
@@ -165,7 +165,7 @@ def test_graphs_of_data_parallel_ranks_leave_two_microbatches_to_the_host():
             train = {"global_batch": batch, "micro_batch": 1}
             config = sound(mesh={"tp": 2}, model=shape, train=train, kernels={"cuda_graphs": graphs})
             plan = make_plan(config, 4, facts=None)
-            waits[batch, graphs] = step_time(config, plan, device=H100, gpus_per_node=8).idle - STEP_S
+            waits[batch, graphs] = step_time(config, plan, Rates(device=H100, gpus_per_node=8)).idle - STEP_S
     assert waits[8, "on"] == pytest.approx(waits[8, "off"] / 2)
     assert waits[16, "on"] == pytest.approx(waits[16, "off"] / 4)
 
@@ -284,7 +284,7 @@ def test_what_is_not_simulated_is_not_the_fastest(monkeypatch):
 
 def _fastest_of_all(choices, hardware, *, best=None):
     for choice in choices:
-        time = layouts.step_time(choice.config, choice.plan, device=hardware.device, gpus_per_node=4)
+        time = layouts.step_time(choice.config, choice.plan, Rates(device=hardware.device, gpus_per_node=4))
         speed = choice.plan.tokens_per_step / time.total
         if best is None or speed > best.tokens_per_s:
             best = layouts.Layout(config=choice.config, memory_bytes=choice.memory_bytes, time=time, tokens_per_s=speed)
@@ -299,7 +299,7 @@ def test_a_pipeline_rank_computes_its_part_of_the_model(pp):
     for size in (1, pp):
         run = dataclasses.replace(config, mesh=MeshSection(pp=size))
         plans[size] = make_plan(run, size, facts=None)
-        times[size] = step_time(run, plans[size], device=H200, gpus_per_node=8)
+        times[size] = step_time(run, plans[size], Rates(device=H200, gpus_per_node=8))
     plan = plans[1]
     head = 6 * plan.tokens_per_step * plan.shape.hidden_size * plan.padded_vocab_size / (PRODUCTS * H200.flops)
     assert 0 < head < times[1].products / 4
@@ -352,12 +352,12 @@ def test_the_estimate_of_a_pipeline_has_its_bubble() -> None:
     for name in ("1f1b", "gpipe", "zb_h1"):
         mesh = dataclasses.replace(config.mesh, schedule=name)
         plan = make_plan(dataclasses.replace(config, mesh=mesh), 2, facts=None)
-        times[name] = step_time(config, plan, device=H200, gpus_per_node=8, network=1e9)
+        times[name] = step_time(config, plan, Rates(device=H200, gpus_per_node=8, network=1e9))
     time = times["1f1b"]
     work = time.products + time.attention + time.memory + time.idle
     assert 0 < time.bubble < 1.5 * work / plan.num_microbatches
     assert times["zb_h1"].bubble < 0.7 * time.bubble and times["gpipe"].bubble == pytest.approx(time.bubble, rel=0.2)
-    slow = step_time(config, plan, device=H200, gpus_per_node=1, network=1e6)
+    slow = step_time(config, plan, Rates(device=H200, gpus_per_node=1, network=1e6))
     assert slow.bubble > times["zb_h1"].bubble, "a link that is slow"
 
 
@@ -395,8 +395,8 @@ def test_over_cp_mixers_gather_states_of_rows_and_attention_keys_of_tokens(name)
     }
     config, problems = parse_config(tables)
     assert config is not None, problems
-    time = step_time(config, make_plan(config, 2), device=H200, gpus_per_node=8)
+    time = step_time(config, make_plan(config, 2), Rates(device=H200, gpus_per_node=8))
     assert 0 < time.context_parallel < 0.1 * time.products
     beside = dataclasses.replace(config, run=dataclasses.replace(config.run, deterministic=False))
-    hidden = step_time(beside, make_plan(beside, 2), device=H200, gpus_per_node=8).context_parallel
+    hidden = step_time(beside, make_plan(beside, 2), Rates(device=H200, gpus_per_node=8)).context_parallel
     assert hidden < time.context_parallel or "mamba" in name
