@@ -101,6 +101,8 @@ def sample(
     check_prefix(output_prefix)
     source = DocumentSource(open_corpus(path))
     corpus = source.corpus
+    if not corpus.num_tokens:
+        raise UsageError(f"{corpus.path} has no tokens, so nothing can be drawn from it")
     if not 1 <= tokens <= corpus.num_tokens:
         raise UsageError(f"tokens={tokens}", expected=f"1 to {corpus.num_tokens}, the tokens of {corpus.path}")
     permutation = Permutation(corpus.num_documents, derive_key("sample-documents", seed, corpus.id))

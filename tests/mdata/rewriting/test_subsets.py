@@ -31,6 +31,7 @@ from tests.reference.subsets import sample_of, split_of
 
 def bare(folder, documents):
     """A pair of another program; tokens say their place."""
+    folder.mkdir(exist_ok=True)
     lengths = [length for document in documents for length in document]
     write_pair(folder / "x", documents, tokens=np.arange(sum(lengths)))
     return folder / "x"
@@ -241,6 +242,7 @@ def test_one_that_fails_anywhere_leaves_nothing(made, tmp_path, monkeypatch, com
         (lambda p, o: split(p, o, shares=["1", "1"], names=["a"]), "2 different names"),
         (lambda p, o: split(p, o, shares=["1", "1"], names=["a", "a"]), "2 different names"),
         (lambda p, o: sample(p, o, tokens=10**9), "tokens=1000000000"),
+        (lambda p, o: sample(bare(p.parent / "empty", [[0], []]), o, tokens=1), "empty/x has no tokens"),
         (lambda p, o: shuffle(p.with_name("nothing"), o), "neither a manifest nor"),
     ],
 )
