@@ -76,8 +76,8 @@ def step_table(
     else:
         samples_text = counted(len(steps.rows(step)), "sample")
     skipped = int(in_ranges(samples, tracer.skip).sum())
-    without = f"; the run does not train on {skipped:,} of them" if skipped else ""
-    lines = [f"{steps.verb} {step:,}: {samples_text}{whose}{without}"]
+    recorded = f"; {skipped:,} of them are recorded as skipped" if skipped else ""
+    lines = [f"{steps.verb} {step:,}: {samples_text}{whose}{recorded}"]
     lines.append(table(["component", "samples", "share"], [[n, c, c / len(samples)] for n, c in counts.items()]))
     if traced:
         header = ["row", "sample", "rank", "microbatch", "component", "its sample", "epoch", "documents", "origin"]
@@ -164,7 +164,7 @@ def _sentence(tracer: mdata.Tracer, traced: TracedSample) -> str:
     if traced.again:
         words.append(f"again {steps.verb if steps else ''} {few([f'{place.step:,}' for place in traced.again])}")
     if traced.skipped:
-        words.append("skipped: the run does not train on it")
+        words.append("recorded as skipped")
     return ", ".join(words)
 
 

@@ -64,7 +64,7 @@ class TracedSample:
         parts: in the order of the sample.
         place: step, row and rank, if the steps are known and one reads it.
         again: later places, if a sampler or an evaluation reads a sample more than once.
-        skipped: whether the run does not train on it.
+        skipped: whether data.json records it as skipped; steps done before that were trained on it.
     """
 
     sample: int

@@ -415,9 +415,9 @@ def test_a_humans_decision_is_recorded_and_kept(reported, tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"step-{STEPS}, was already trained on all of them" in said and f"write step-{SAVED} into" in said
     assert mdata_command(["trace", str(folder), "--step", str(FAULTY), "--rows", "1"]) == 0
-    assert f"; the run does not train on {BATCH} of them" in capsys.readouterr().out
+    assert f"; {BATCH} of them are recorded as skipped" in capsys.readouterr().out
     assert mdata_command(["trace", str(folder), "--sample", "5"]) == 0
-    assert "skipped: the run does not train on it" in capsys.readouterr().out
+    assert ", recorded as skipped" in capsys.readouterr().out
 
 
 def test_a_decision_about_steps_that_were_trained_on_is_taken_back(reported, tmp_path, capsys):
