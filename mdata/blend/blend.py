@@ -92,11 +92,9 @@ class OpenBlend:
         return self._named(self.manifest.test)
 
     def _named(self, sets: list[NamedSet] | UnsetType) -> dict[str, tuple[Path, str]]:
-        return (
-            {}
-            if isinstance(sets, UnsetType)
-            else {named_set.name: (beside(self.folder, named_set.path), named_set.id) for named_set in sets}
-        )
+        if isinstance(sets, UnsetType):
+            return {}
+        return {named_set.name: (beside(self.folder, named_set.path), named_set.id) for named_set in sets}
 
     @property
     def continues(self) -> tuple[str, int] | None:

@@ -203,15 +203,12 @@ def _words(words: Vocabulary) -> str:
     used = f"{words.mixture.distinct:,} ids {met}"
     if words.size is not None and words.unused is not None:
         used += f"; {words.unused:,} of the tokenizer's {words.size:,} " + ("do not" if words.full else "were not")
-    how = (
-        "Every token was counted."
-        if words.full
-        else (
-            f"Counted in {counted(words.mixture.counted, 'token')}, drawn in blocks from all of each "
-            "component with its id as the seed; --full counts them all."
-        )
+    if words.full:
+        return f"{used}. Every token was counted."
+    return (
+        f"{used}. Counted in {counted(words.mixture.counted, 'token')}, drawn in blocks from all of each component "
+        "with its id as the seed; --full counts them all."
     )
-    return f"{used}. {how}"
 
 
 def _usage_row(part: ComponentFacts, usage: VocabularyUse, words: Vocabulary) -> list[Cell]:

@@ -108,11 +108,8 @@ def join(
 
     def differs(prefix: Path, existing: CorpusManifest) -> str | None:
         result, content, _ = by_prefix[prefix]
-        return (
-            None
-            if _is_same(existing, result, content, copy=copy)
-            else f"corpus {existing.id[:16]}, made in another way"
-        )
+        same = _is_same(existing, result, content, copy=copy)
+        return None if same else f"corpus {existing.id[:16]}, made in another way"
 
     parts = {result.prefix: len(result.parts) for result, _, _ in planned}
     parts_hash = hash_of([[part.manifest.id for part in result.parts] for result in results])

@@ -169,11 +169,8 @@ class WordExpander(abc.ABC):
         """The value of an expression in braces: NAME, NAME[@], NAME:-default, @, 1."""
         match = _BRACES.fullmatch(reference)
         if not match:
-            return (
-                [str(len(self.arguments))]
-                if reference == "#" and self.arguments != ["<arguments>"]
-                else [unknown_word(reference)]
-            )
+            counted = reference == "#" and self.arguments != ["<arguments>"]
+            return [str(len(self.arguments)) if counted else unknown_word(reference)]
         name, listed, default_mark, default = match.groups()
         if name in ("@", "*"):
             return self.arguments

@@ -69,17 +69,10 @@ class Owner:
     def facts(self) -> dict[str, Any]:
         """Of this attempt, for events.jsonl."""
         a = self.attempt
-        return (
-            {
-                "attempt": a.attempt,
-                "host": a.host,
-                "process": a.process,
-                "job": a.job,
-                "setup_s": round(time.time() - a.time_s, 3),
-            }
-            if a is not None
-            else {}
-        )
+        if a is None:
+            return {}
+        setup_s = round(time.time() - a.time_s, 3)
+        return {"attempt": a.attempt, "host": a.host, "process": a.process, "job": a.job, "setup_s": setup_s}
 
     def check_folder(self) -> None:
         """Raise a SupersededError if a newer attempt has claimed the run folder since."""

@@ -148,11 +148,9 @@ class TikTokenizer:
         if isinstance(definition, str):
             return definition
         engine_or_reason = try_engine(FAST, definition, exact=self._exact, plain=self._plain)
-        return (
-            "it does not know the pattern"
-            if isinstance(engine_or_reason, str) and "regexes" in engine_or_reason
-            else engine_or_reason
-        )
+        if isinstance(engine_or_reason, str) and "regexes" in engine_or_reason:
+            return "it does not know the pattern"
+        return engine_or_reason
 
     def _make_fast(self) -> TokenizerEngine:
         definition = as_definition(self._tokens, self.special_ids, pattern=self._pattern)

@@ -136,11 +136,9 @@ class Bert(GPT):
 
     def logits(self, tokens_BS: Tensor, received: Tensors = ()) -> Tensor:
         """See `GPT`; of a head for rows those of each row: [B, classes]."""
-        return (
-            self.class_logits(only_tokens(tokens_BS), received)
-            if self.shape.classes
-            else super().logits(tokens_BS, received)
-        )
+        if self.shape.classes:
+            return self.class_logits(only_tokens(tokens_BS), received)
+        return super().logits(tokens_BS, received)
 
     def class_logits(self, batch: Microbatch, received: Tensors = ()) -> Tensor:
         """Of the last stage: the logits of samples' classes or choices: fp32[samples, C]."""
