@@ -353,8 +353,6 @@ def transformers_texts(folder: Folder, name: str) -> Iterator[Case]:
         "next token distribution": ("draws", draws),
     }
     for number, case in enumerate(folder.json(name)):
-        if case.get("early_stopping"):
-            continue  # our search ends when no open row can become better
         mode = "greedy, batch" if case["mode"].startswith("greedy, batch") else case["mode"]
         if mode not in modes:
             yield Case(mode, str(number), functools.partial(unknown, mode))
@@ -396,6 +394,7 @@ def _hf_beam(model: Model, case: Mapping[str, Any]) -> str:
         width=case["num_beams"],
         max_tokens=case["max_new_tokens"],
         length_penalty=case["length_penalty"],
+        early_stopping=case["early_stopping"],
         count=len(case["new_ids"]),
     )
     rows = [[token for token in row if token not in model.ends] for row in case["new_ids"]]
@@ -457,12 +456,11 @@ def _megatron_beam(open_model: Callable[[], Model], case: Mapping[str, Any]) -> 
 
 def hypotheses(folder: Folder, name: str) -> Iterator[Case]:
     for number, case in enumerate(folder.json(name)):
-        if not case["early_stopping"]:  # our search ends when no open row can become better
-            yield Case("beams", f"hypotheses {number}", functools.partial(_hypotheses, case))
+        yield Case("beams", f"hypotheses {number}", functools.partial(_hypotheses, case))
 
 
 def _hypotheses(case: Mapping[str, Any]) -> str:
-    finished = Finished(case["num_beams"], case["length_penalty"])
+    finished = Finished(case["num_beams"], case["length_penalty"], case["early_stopping"])
     for number, call in enumerate(case["log"]):
         token, total, length = call["add"]
         finished.add((token,), total, length=length, stopped=True)

@@ -8,6 +8,7 @@ penalty. What is unusual: a finished text is returned without the stop token and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -35,11 +36,12 @@ class Finished:
     """The best finished texts of a search, at most `most`; among equal scores the earlier one stays.
 
     Args:
-        length_penalty: exponent of the length; 0: sums are compared.
+        length_penalty: exponent of the length; 0: sums are compared. early_stopping: end as soon as there are `most`.
     """
 
     most: int
     length_penalty: float = 1.0
+    early_stopping: bool = False
     beams: list[Beam] = field(default_factory=list)
 
     def add(self, tokens: tuple[int, ...], total: float, *, length: int, stopped: bool) -> None:
@@ -57,7 +59,7 @@ class Finished:
         if len(self.beams) < self.most:
             return False
         worst = min(beam.score for beam in self.beams)
-        return worst >= best_total / length**self.length_penalty
+        return self.early_stopping or worst >= best_total / length**self.length_penalty
 
     def ranked(self) -> list[Beam]:
         """The texts, best first."""
@@ -70,6 +72,8 @@ class Beams:
 
     Args:
         width: rows that are searched. max_tokens: new tokens at most. ends: token ids that end a text.
+        early_stopping: end as soon as `width` texts have ended; "never": only when no open row can become better at any
+            length (as in transformers).
 
     Attributes:
         rows: new tokens of each row; initially one empty row. totals: sums of log probabilities.
@@ -80,6 +84,7 @@ class Beams:
     max_tokens: int
     ends: frozenset[int] = frozenset()
     length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     rows: list[tuple[int, ...]] = field(default_factory=lambda: [()])
     totals: list[float] = field(default_factory=lambda: [0.0])
     parents: list[int] = field(default_factory=list)
@@ -96,7 +101,7 @@ class Beams:
             )
         if self.max_tokens < 1:
             raise UsageError(f"max_tokens={self.max_tokens} is below 1", expected="new tokens for the search")
-        self.finished = Finished(self.width, self.length_penalty)
+        self.finished = Finished(self.width, self.length_penalty, self.early_stopping is True)
 
     def advance(self, log_probs_BV: Tensor) -> None:
         """Take the log probabilities of the token after each of `rows`: fp32[len(rows), V]."""
@@ -119,7 +124,9 @@ class Beams:
             parents.append(parent)
             if len(rows) == self.width:
                 break
-        self.done = not rows or step == self.max_tokens or self.finished.is_done(candidates[0][0], length=step)
+        longest = self.early_stopping == "never" and self.length_penalty > 0
+        length = self.max_tokens if longest else step
+        self.done = not rows or step == self.max_tokens or self.finished.is_done(candidates[0][0], length=length)
         self.rows, self.totals, self.parents = rows, totals, parents
         if step == self.max_tokens:
             for row, total in zip(rows, totals, strict=True):

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -139,6 +139,7 @@ def search_beams(
     width: int,
     max_tokens: int,
     length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
     count: int = 1,
     rules: Sampling | None = None,
     ends: frozenset[int] | None = None,
@@ -146,13 +147,14 @@ def search_beams(
     """The `count` best texts that a beam search finds after a prompt, best first.
 
     Args:
+        early_stopping: see `Beams`.
         rules: only their bias and blocked tokens are used; nothing is drawn.
         ends: token ids that end a text; None: those of the model.
 
     Raises:
         UsageError: numbers out of range, or a prompt and its tokens are longer than the model's context.
     """
-    beams = Beams(width, max_tokens, model.ends if ends is None else ends, length_penalty)
+    beams = Beams(width, max_tokens, model.ends if ends is None else ends, length_penalty, early_stopping)
     if not 1 <= count <= width:
         raise UsageError(
             f"a beam search over {counted(width, 'row')} cannot return {counted(count, 'text')}",

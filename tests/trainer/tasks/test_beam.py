@@ -33,7 +33,7 @@ def search(after: dict[tuple[int, ...], list[float]], **options: object) -> Beam
 
 
 def slow_search(
-    after: dict[tuple[int, ...], list[float]], width: int, penalty: float
+    after: dict[tuple[int, ...], list[float]], width: int, penalty: float, early: bool | str
 ) -> list[tuple[tuple[int, ...], float]]:
     """The rule as a loop over lists of (sum, text)."""
     rows, ended = [(0.0, ())], []
@@ -54,17 +54,25 @@ def slow_search(
                 break
         if length == 4:
             ended = best_of(ended + [(total / length**penalty, row) for total, row in rows])
-        if len(ended) == width and ended[-1][0] >= best[0][0] / length**penalty:
+        if len(ended) == width and early is True:
+            break
+        farthest = 4 if early == "never" and penalty > 0 else length
+        if len(ended) == width and ended[-1][0] >= best[0][0] / farthest**penalty:
             break
     return [(row, score) for score, row in ended]
 
 
 @settings(deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from([0.0, 0.6, 1.0, 2.0]))
-def test_the_search_equals_its_twin(seed, width, penalty):
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.6, 1.0, 2.0]),
+    st.sampled_from([True, False, "never"]),
+)
+def test_the_search_equals_its_twin(seed, width, penalty, early):
     after = table(seed)
-    beams = search(after, width=width, length_penalty=penalty)
-    expected = slow_search(after, width, penalty)
+    beams = search(after, width=width, length_penalty=penalty, early_stopping=early)
+    expected = slow_search(after, width, penalty, early)
     assert [beam.tokens for beam in beams.results(width)] == [row for row, _ in expected]
     assert [beam.score for beam in beams.results(width)] == pytest.approx([score for _, score in expected])
 
