@@ -170,12 +170,12 @@ def test_ranks_end_without_an_error_once_the_reader_of_their_output_has_gone(mod
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in `make test` those of tests/cli/test_mtrain.py, which `launch` starts too
 @pytest.mark.parametrize(
     ("number", "code", "text"),
     [
         (signal.SIGKILL, 5, "mtrain: error: rank 1 was killed by SIGKILL\n"),
-        pytest.param(signal.SIGINT, 130, "mtrain: interrupted\n", marks=pytest.mark.soak),
+        (signal.SIGINT, 130, "mtrain: interrupted\n"),
     ],
 )
 def test_ranks_of_nproc_end_together(model: str, tmp_path: Path, number: int, code: int, text: str) -> None:
