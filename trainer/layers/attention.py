@@ -189,6 +189,8 @@ class Attention(Layer):
             y_BSHK = attend_pages(
                 q_NHK, k_NGK, v_NGK, sequences.pages, scores=scores, tensors=tensors, kernels=self.kernels
             )[None]
+        elif sequences.context is not None:
+            y_BSHK = self._attend_over_ranks((q_BSHK, k_BSGK, v_BSGK), sequences, sequences.context.cp)
         else:
             y_BSHK = self._attend((q_BSHK, k_BSGK, v_BSGK), sequences)
         return self.out(pack(y_BSHK.flatten(0, 1).flatten(1), sequences.packed))
@@ -222,16 +224,20 @@ class Attention(Layer):
         q, k = (rotate(x, turn, interleaved=interleaved, kernels=kernels) for x in (q, k))
         return q, k, v
 
+    def _attend_over_ranks(self, heads: tuple[Tensor, ...], sequences: Sequences, cp: Group) -> Tensor:
+        """Attention of this rank's queries to the keys and values of all cp ranks."""
+        (q_BSHK, k_BSGK, v_BSGK), scores, kernel = heads, self.shape.scores, self.kernels.chunk_kernel
+        is_plain = scores.operation(documents=sequences.documents is not None) == "attention"
+        if is_plain and kernel is not None and kernel.fits(q_BSHK):
+            return context_attention(heads, cp, scale=scores.scale or None, kernel=kernel)
+        return self._attend((q_BSHK, *gather_keys(k_BSGK, v_BSGK, cp=cp)), sequences)
+
     def _attend(self, heads: tuple[Tensor, ...], sequences: Sequences) -> Tensor:
         """Attention of queries to keys and values of whole rows."""
         q_BSHK, k_BSGK, v_BSGK = heads
         scores, documents, context = self.shape.scores, sequences.documents, sequences.context
         scale, ends = scores.scale or None, None if context is None else context.ends
-        operation, of_chunks = scores.operation(documents=documents is not None), self.kernels.chunk_kernel
-        if context is not None:
-            if operation == "attention" and of_chunks is not None and of_chunks.fits(q_BSHK):
-                return context_attention(heads, context.cp, scale=scale, kernel=of_chunks)
-            k_BSGK, v_BSGK = gather_keys(k_BSGK, v_BSGK, cp=context.cp)
+        operation = scores.operation(documents=documents is not None)
         if operation == "attention":
             return self.kernels.attention(q_BSHK, k_BSGK, v_BSGK, scale, ends)
         if operation == "document_attention":
