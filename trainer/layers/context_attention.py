@@ -87,12 +87,11 @@ class _ContextAttention(torch.autograd.Function):
 
         own = [half(i, heads[i][1:], ctx.kept_own[i], causal=True) for i in range(2)]
         dq_BSHK, dk_BSGK, dv_BSGK = (x.new_empty(x.shape) for x in (q_BSHK, k_BSGK, v_BSGK))
-        for target, (found, _, _), more in zip(_chunks(dq_BSHK), own, dq_before, strict=True):
-            _ = target.copy_(found) if more is None else torch.add(found, more, out=target)
-        for dk, dv, (_, *of_keys), arrived in zip(
-            _chunks(dk_BSGK), _chunks(dv_BSGK), own, scattered.wait(), strict=True
-        ):
-            for target, part, more in zip((dk, dv), of_keys, arrived, strict=True):
+        for target, (part, _, _), more in zip(_chunks(dq_BSHK), own, dq_before, strict=True):
+            _ = target.copy_(part) if more is None else torch.add(part, more, out=target)
+        targets = zip(_chunks(dk_BSGK), _chunks(dv_BSGK), strict=True)
+        for of_chunk, (_, *found), arrived in zip(targets, own, scattered.wait(), strict=True):
+            for target, part, more in zip(of_chunk, found, arrived, strict=True):
                 torch.add(part, more.transpose(1, 2), out=target)
         return dq_BSHK, dk_BSGK, dv_BSGK, None, None, None
 
