@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from statistics import mean
+from statistics import fmean
 
 from trainer.config.sections import MeshSection, RunConfig
 from trainer.models.family import family_of
@@ -129,7 +129,8 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: Rates) -> St
     )
     flops = cost.product_flops + 2 * devices.EXPERT_ROWS * cost.expert_elements
     products = flops / devices.PRODUCTS + cost.float8_flops / devices.FLOAT8_PRODUCTS
-    share, by_cudnn = devices.attention_share(plan.head_dim, mean(plan.document_lengths)), chunks_by_cudnn(config, plan)
+    share = devices.attention_share(plan.head_dim, fmean(plan.document_lengths))
+    by_cudnn = chunks_by_cudnn(config, plan)
     if plan.cp > 1:
         share *= devices.CUDNN_CHUNKS if by_cudnn else devices.OTHER_CHUNKS
     attention = cost.attention_flops / (share * device.flops)
