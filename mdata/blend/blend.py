@@ -103,6 +103,13 @@ class OpenBlend:
         return None if parent is None or isinstance(earlier, UnsetType) else (parent, earlier[-1].until)
 
     @property
+    def continued_blends(self) -> dict[str, int]:
+        """Every blend that this one continues, through all its changes: id -> the samples after which they differ."""
+        earlier = [] if isinstance(self.manifest.earlier, UnsetType) else self.manifest.earlier
+        known = {part.id: part.until for part in earlier if not isinstance(part.id, UnsetType)}
+        return known | dict([self.continues] if self.continues else ())
+
+    @property
     def counts_by_tokens(self) -> bool:
         """Whether every component counts by its tokens, and the user gave no share.
 

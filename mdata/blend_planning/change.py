@@ -29,7 +29,7 @@ from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import UsageError, few
 from mdata.manifest.blend_schedule import phases_of, schedules_of, stored_phase, stored_share
 from mdata.manifest.ids import sealed
-from mdata.manifest.types import BlendComponent, EarlierPhases, NamedSet, ShareText
+from mdata.manifest.types import BlendComponent, BlendManifest, EarlierPhases, NamedSet, ShareText
 from mdata.mixing.resolve import Sizes, phase_starts
 from mdata.mixing.schedule import BlendSchedule, Phase, blend_error
 from mdata.mixing.shares import NOTHING, TEXT_LIMITS, TOKENS, USER, WEIGHT, SetBy, Share, as_text, exact
@@ -102,13 +102,22 @@ def change_blend(
         components=union.with_shares(phases[-1].shares),
         phases=[stored_phase(phase) for phase in phases],
         groups=UNSET,
-        earlier=[union.earlier(schedule, at_sample) for schedule in schedules],
+        earlier=[
+            union.earlier(schedule, at_sample, blend=blend)
+            for schedule, blend in zip(schedules, _blends(old.manifest), strict=True)
+        ],
         parent=old.manifest.id,
         valid=_moved(old.manifest.valid, old.folder, folder),
         test=_moved(old.manifest.test, old.folder, folder),
         tokenizer_unknown="ok" if unknown else UNSET,
     )
     return OpenBlend(sealed(changed), tuple(union.corpora), folder)
+
+
+def _blends(manifest: BlendManifest) -> list[str | UnsetType]:
+    """The id of the blend whose last schedule each of a blend's schedules was; unknown in some older manifests."""
+    earlier = [] if isinstance(manifest.earlier, UnsetType) else manifest.earlier
+    return [*(part.id for part in earlier), manifest.id]
 
 
 def _check_sample(old: OpenBlend, schedules: Sequence[BlendSchedule], sizes: Sizes, *, at: int) -> None:
@@ -170,10 +179,10 @@ class _Union:
         pairs = zip(self.components, shares, strict=True)
         return [msgspec.structs.replace(part, **stored_share(share)) for part, share in pairs]
 
-    def earlier(self, schedule: BlendSchedule, at_sample: int) -> EarlierPhases:
-        """The earlier schedules; the current one ends at the sample of the change."""
+    def earlier(self, schedule: BlendSchedule, at_sample: int, *, blend: str | UnsetType) -> EarlierPhases:
+        """The earlier schedules; the current one ends at the sample of the change. `blend`: that had it last."""
         phases = [stored_phase(_over(phase, len(self.components))) for phase in schedule.phases]
-        return EarlierPhases(until=schedule.until or at_sample, phases=phases)
+        return EarlierPhases(until=schedule.until or at_sample, phases=phases, id=blend)
 
     def taken(self, new: OpenBlend) -> list[Phase]:
         """The phases of a complete new blend, with a share for every component."""

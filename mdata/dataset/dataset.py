@@ -467,6 +467,11 @@ class Dataset:
         return self._opened.continues
 
     @property
+    def continued_blends(self) -> Mapping[str, int]:
+        """Every blend that this one continues, through all its changes: id -> first sample that differs."""
+        return self._opened.continued_blends
+
+    @property
     def valid_sets(self) -> Mapping[str, tuple[Path, str]]:
         """The blend's named validation sets: name -> (path, id of the corpus or blend there)."""
         return self._opened.valid_sets

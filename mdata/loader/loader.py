@@ -82,7 +82,7 @@ class BatchPlan:
             consumed=consumed,
             num_samples=dataset.num_samples,
             in_order=isinstance(dataset.options.order, MegatronOrder),
-            continues=continued(dataset),
+            continues=tuple(continued(dataset)),
         )
         sampler.check()
         return sampler

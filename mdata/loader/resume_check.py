@@ -1,32 +1,34 @@
 """Whether a run may resume on a dataset: the same order of samples, or a blend made to continue it.
 
 A checkpoint stores the data id and the number of consumed samples. Another data id is refused, with two exceptions: a
-blend from `mdata blend --from` whose parent is the checkpoint's, which differs from it only after the consumed samples,
-read with the same options; and Megatron's order built for another number of samples, if the consumed ones stay what
-they were. The trainer and `Sampler.restored` both use this. Not done here: saying which field of an identity differs.
+blend that `mdata blend --from` made of the checkpoint's, in one change or several, which differs from it only after the
+consumed samples, read with the same options; and Megatron's order built for another number of samples, if the consumed
+ones stay what they were. The trainer and `Sampler.restored` both use this. Not done here: saying which field of an
+identity differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mdata.errors import UsageError, counted
 from mdata.util.canonical_json import hash_of
 
 Continued = tuple[str, int]
-"""The data id that another one continues, and the number of samples after which they differ."""
+"""A data id that another one continues, and the number of samples after which they differ."""
 
 if TYPE_CHECKING:
     from mdata.dataset.dataset import Dataset
 
 
-def continued(dataset: Dataset) -> Continued | None:
-    """What a dataset continues; None for most datasets."""
-    if dataset.continues is None:
-        return None
-    parent, until = dataset.continues
-    return hash_of(dataset.identity | {"blend": parent}), until
+def continued(dataset: Dataset) -> list[Continued]:
+    """What a dataset continues; nothing for most datasets."""
+    return [(hash_of(identity), until) for identity, until in _identities(dataset)]
+
+
+def _identities(dataset: Dataset) -> list[tuple[object, int]]:
+    return [(dataset.identity | {"blend": blend}, until) for blend, until in dataset.continued_blends.items()]
 
 
 def resumes(dataset: Dataset, identity: Mapping[str, Any], *, consumed: int) -> bool:
@@ -40,11 +42,7 @@ def resumes(dataset: Dataset, identity: Mapping[str, Any], *, consumed: int) -> 
     Raises:
         UsageError: the dataset changes samples that the run has already read.
     """
-    continues = None
-    if dataset.continues is not None:
-        parent, until = dataset.continues
-        continues = dataset.identity | {"blend": parent}, until
-    if goes_on(dict(identity), dataset.identity, continues=continues, consumed=consumed):
+    if goes_on(dict(identity), dataset.identity, continues=_identities(dataset), consumed=consumed):
         return True
     return other_length(dataset, identity) is not None
 
@@ -58,7 +56,7 @@ def other_length(dataset: Dataset, identity: Mapping[str, Any]) -> int | None:
     return before if same and dataset.same_order_for(before) else None
 
 
-def goes_on(before: object, now: object, *, continues: tuple[object, int] | None, consumed: int) -> bool:
+def goes_on(before: object, now: object, *, continues: Sequence[tuple[object, int]], consumed: int) -> bool:
     """`resumes` by identities or data ids: what the run has read, what there is now, and what that continues.
 
     Raises:
@@ -66,9 +64,9 @@ def goes_on(before: object, now: object, *, continues: tuple[object, int] | None
     """
     if before == now:
         return True
-    if continues is None or before != continues[0]:
+    until = next((until for earlier, until in continues if earlier == before), None)
+    if until is None:
         return False
-    until = continues[1]
     if until < consumed:
         raise UsageError(
             "the blend changes at a sample that the run has already read",

@@ -8,7 +8,7 @@ another stream is refused (mdata/loader/resume_check.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -88,7 +88,7 @@ class Sampler:
         consumed: samples read before, by all ranks together.
         num_samples: of the dataset; the last whole step is the last. None: without end.
         in_order: rows of a batch stay in the order of their numbers, as in Megatron.
-        continues: the data id that this one continues (a changed blend), and the samples after which they differ.
+        continues: data ids that this one continues (a changed blend), and the samples after which they differ.
     """
 
     data_id: str
@@ -100,7 +100,7 @@ class Sampler:
     consumed: int = 0
     num_samples: int | None = None
     in_order: bool = False
-    continues: Continued | None = None
+    continues: Sequence[Continued] = ()
 
     def check(self) -> None:
         """Refuse sizes that these ranks cannot divide evenly, those of later steps too.
@@ -126,7 +126,7 @@ class Sampler:
         return {"consumed_samples": consumed, "data_id": self.data_id, "seed": self.seed}
 
     def restored(self, state: Mapping[str, object]) -> Sampler:
-        """This sampler at the position of a state, which may come from the blend that this one continues.
+        """This sampler at the position of a state, which may come from a blend that this one continues.
 
         Raises:
             UsageError: a field is missing or belongs to another stream; or the blend changes samples already read.

@@ -201,10 +201,11 @@ class StoredPhase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class EarlierPhases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The earlier phases of a changed blend, in force until sample `until`."""
+    """The earlier phases of a changed blend, in force until sample `until`; `id` of the blend that had them last."""
 
     until: Count
     phases: Annotated[list[StoredPhase], Meta(min_length=1)]
+    id: Hash | UnsetType = UNSET
 
 
 class NamedSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

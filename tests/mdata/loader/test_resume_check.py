@@ -86,7 +86,7 @@ def test_other_data_is_refused_whatever_it_continues(folder, name, options):
 
 def test_a_mixture_does_not_go_back_to_the_one_before(folder):
     old, new = opened(folder, "old"), opened(folder, "new")
-    assert continued(old) is None and continued(new) == (old.data_id, CHANGE)
+    assert continued(old) == [] and continued(new) == [(old.data_id, CHANGE)]
     with pytest.raises(UsageError, match="a different data_id"):
         PLAN.sampler(old, 0).restored(PLAN.sampler(new, 0).state(1))
     for missing in ("data_id", "seed", "consumed_samples"):

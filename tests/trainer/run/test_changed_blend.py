@@ -196,18 +196,36 @@ def test_a_change_of_what_was_read_already_is_refused_with_both_numbers(corpora,
         run(config_of(tmp_path / "run", corpora.folder / "old.json", steps=7))
 
 
-def test_of_two_changes_the_second_waits_for_a_checkpoint_of_the_first(corpora, tmp_path):
+def test_two_changes_within_a_step_are_one_resume(corpora, tmp_path, reads):
     blend = mdata.make_blend(["7", str(corpora.made["a"]), "3", str(corpora.made["b"])], corpora.folder / "zero.json")
     run(config_of(tmp_path / "run", corpora.folder / "zero.json", steps=5))
-    for name, at, share in (("one", 100, "0.5"), ("two", 140, "0.1")):
+    # 100 samples were read; the sixth step reads from three mixtures.
+    for name, at, share in (("one", 107, "0.5"), ("two", 113, "0.1")):
         edits = BlendEdits(shares={"b": share})
         blend = change_blend(blend, at, folder=corpora.folder, sequence_length=LENGTH, edits=edits)
         save_blend(blend, corpora.folder / f"{name}.json")
-    one, two = (config_of(tmp_path / "run", corpora.folder / f"{name}.json", steps=6) for name in ("one", "two"))
-    with pytest.raises(mdata.UsageError, match=r"it continues blend [0-9a-f]{16} at sample 140: train with that one"):
-        run(two)
-    run(one)
-    assert run(replace(two, train=replace(two.train, steps=8))).step == 8
+    assert run(config_of(tmp_path / "run", corpora.folder / "two.json", steps=8)).step == 8
+    assert sorted(reads) == list(range(160))
+    named = {
+        name: mdata.open_dataset(corpora.folder / f"{name}.json", sequence_length=LENGTH, seed=7)
+        for name in ("zero", "one", "two")
+    }
+    for sample, row in reads.items():
+        name = "zero" if sample < 107 else "one" if sample < 113 else "two"
+        assert row[:-1] == named[name][sample]["tokens"].tolist(), sample
+    with pytest.raises(mdata.UsageError, match=r"it continues blend [0-9a-f]{16} at sample 107: train with that one"):
+        run(config_of(tmp_path / "run", corpora.folder / "one.json", steps=9))
+
+
+def test_two_changes_are_refused_if_the_first_changes_what_was_read(corpora, tmp_path):
+    blend = mdata.make_blend(["7", str(corpora.made["a"]), "3", str(corpora.made["b"])], corpora.folder / "zero.json")
+    run(config_of(tmp_path / "run", corpora.folder / "zero.json", steps=5))
+    for name, at in (("one", 99), ("two", 140)):
+        edits = BlendEdits(shares={"b": f"0.{at}"})
+        blend = change_blend(blend, at, folder=corpora.folder, sequence_length=LENGTH, edits=edits)
+        save_blend(blend, corpora.folder / f"{name}.json")
+    with pytest.raises(mdata.UsageError, match=r"at sample 99; the run has read 100 samples"):
+        run(config_of(tmp_path / "run", corpora.folder / "two.json", steps=6))
 
 
 def test_a_training_to_the_very_end_of_a_blend_and_no_further(corpora, tmp_path):
