@@ -54,7 +54,7 @@ def open_blend(
             return _open_manifest(single_path, content, open_one, tokenizer_unknown=tokenizer_unknown)
         if single_path.suffix not in (".toml", ".csv") and not is_many(str(words[0])):
             allowed = OK if may_be_unknown(tokenizer_unknown) else REFUSE
-            corpus = open_one(single_path, content=content)
+            corpus = open_one(str(words[0]), content=content)  # not a Path, which would lose the slash of a folder
             return blend_of_corpus(corpus, single_path.parent, tokenizer_unknown=allowed)
         folder = single_path.parent
     from mdata.blend.compose import plan_blend

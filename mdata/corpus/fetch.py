@@ -226,8 +226,7 @@ def _manifest_address(corpus: str) -> Address:
             f"{address}: a web server does not list the files of a corpus' tokenizer",
             expected="s3://, gs://, az:// or hf://",
         )
-    is_folder = not address.key or address.key.endswith("/")
-    return _manifest_in(address) if is_folder else manifest_address(address)
+    return manifest_address(address)
 
 
 def _manifest_in(folder: Address) -> Address:
@@ -246,7 +245,13 @@ def _manifest_in(folder: Address) -> Address:
 
 
 def manifest_address(address: Address) -> Address:
-    """The address of a pair's manifest, from that of the pair with or without an ending; a manifest's is its own."""
+    """The address of a corpus' manifest, from that of the pair with or without an ending, or of the folder/ it is in.
+
+    Raises:
+        UsageError: a folder with no manifest, or with several.
+    """
+    if not address.key or address.key.endswith("/"):
+        return _manifest_in(address)
     if address.key.endswith(".json"):
         return address
     stem = address.key[:-4] if address.key.endswith(BARE_ENDINGS) else address.key

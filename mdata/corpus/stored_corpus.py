@@ -58,7 +58,7 @@ def open_stored(
     """Open a corpus at an address.
 
     Args:
-        path: address of its manifest or prefix.
+        path: address of its manifest or prefix, or of the folder/ with this manifest alone.
         cache: where its blocks are kept; the default folder is the environment's MDATA_CACHE.
         mode: how its .idx is read.
         checked: the tables of up to 1,000 shards are checked now.
@@ -69,7 +69,7 @@ def open_stored(
             manifest. ResourceError: the storage does not answer, or the disk is full.
     """
     folder, address = _cache_folder(path, cache), _address(path)
-    manifest = stored_manifest(path, cache) if content is None else content
+    manifest = parse_manifest(manifest_text(address), str(address)) if content is None else content
     if not isinstance(manifest, CorpusManifest):
         raise UsageError(f"{address} is a blend", expected="one corpus")
     corpus = _open(address, manifest, (folder, cache[1]), mode=mode)

@@ -71,13 +71,13 @@ def is_address(name: object) -> bool:
 
 def address_of(path: str | os.PathLike[str]) -> str | None:
     """The address that a path was made from (`Path` turns // into /), or that a text with too few slashes is meant to
-    be; None: it is a path.
+    be; None: it is a path. A slash at the end, which makes it a folder, stays.
     """
     text = str(path)
     if not _SCHEME.match(text) or os.path.exists(text):  # noqa: PTH110 - fast, for many corpora
         return None
     scheme, _, rest = text.partition(":")
-    rest = posixpath.normpath(rest.lstrip("/")) if rest.strip("/") else ""
+    rest = posixpath.normpath(rest.lstrip("/")) + "/" * text.endswith("/") if rest.strip("/") else ""
     return f"{scheme}://{'/' * (scheme.lower() == 'file')}{rest}"
 
 

@@ -141,6 +141,29 @@ def test_blends_at_addresses_and_of_addresses(far, near, tmp_path, monkeypatch):
     assert [part["path"] for part in made["components"]] == words[1::2] and made["id"] == manifest["id"]
 
 
+def test_a_folder_in_storage_stands_for_its_only_manifest(far, near, bucket, tmp_path, monkeypatch, capsys):
+    local = mdata.open_dataset(near, sequence_length=S)
+    folder = f"{bucket}/alone/"
+    for file in near.parent.iterdir():
+        if file.is_file() and (file.suffix != ".json" or file == near):
+            put_file(file, parse_address(folder + file.name), file_hash=None)
+        elif file.is_dir():
+            put_folder(file, folder + file.name)
+    alone = mdata.open_dataset(folder, sequence_length=S, cache=str(tmp_path))
+    assert alone.components[0].corpus.address == f"{folder}{near.name}"
+    assert alone.data_id == local.data_id
+    check_same(alone, local, some(local, 5))
+    monkeypatch.setenv("MDATA_CACHE", str(tmp_path))
+    assert main(["blend", "1", folder, "-o", str(tmp_path / "one.json")]) == 0
+    assert json.loads((tmp_path / "one.json").read_text())["components"][0]["path"] == f"{folder}{near.name}"
+    stage = ["--sequence-length", str(S), "--samples", "0:4"]
+    assert main(["stage", folder, *stage]) == 0
+    capsys.readouterr()
+    several = f"{BUCKET}/c/"
+    assert main(["stage", several, *stage]) == 2
+    assert f"{several} does not name one corpus" in capsys.readouterr().err
+
+
 def test_an_address_is_never_a_pattern(near, bucket, tmp_path):
     put_folder(near.parent, f"{bucket}/c[1]")
     here, there = opened(f"1 {bucket}/c[1]/a.json 1 {bucket}/c[1]/b", near, tmp_path)

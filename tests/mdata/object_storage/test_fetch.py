@@ -116,8 +116,11 @@ def test_a_dataset_of_the_hub_that_is_a_corpus(made, monkeypatch, tmp_path):
         return 200, {"ETag": '"1"'}, files[request.path.rpartition("/")[2]]
 
     monkeypatch.setenv("HF_ENDPOINT", answering(answer))
-    path = fetch("hf://datasets/owner/name", tmp_path / "copy", progress=Silent())
+    hub = "hf://datasets/owner/name"
+    path = fetch(hub, tmp_path / "copy", progress=Silent())
     assert content(path.parent) == content(made)
+    opened = [mdata.open_dataset(at, sequence_length=8, cache=str(tmp_path)) for at in (path, hub)]
+    assert opened[0].data_id == opened[1].data_id
 
 
 @pytest.mark.parametrize("given", ["c", "c.json", "c.bin", "c.idx", "c.bin.json", "c.idx.bin", "c.json.idx"])
