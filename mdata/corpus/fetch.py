@@ -2,7 +2,9 @@
 
 The .bin comes in blocks of 4 MiB, several at once, and each block is compared with its hash before it is written. A
 fetch that was stopped or killed continues: blocks of the temporary file that have their hashes are kept, so no journal
-is needed. Each .idx gets its name last, after the manifest, so that no pair can be opened before the corpus is there.
+is needed. The manifest has a temporary name meanwhile; if the corpus in storage is another one when the fetch goes on,
+that tells which temporary files to remove. Each .idx gets its name last, after the manifest, so that no pair can be
+opened before the corpus is there.
 Existing files that differ are never replaced. Blends, and parts of a corpus, are not fetched.
 """
 
@@ -12,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blake3 import blake3
@@ -66,14 +68,41 @@ def fetch(corpus: str, folder: str | Path, *, progress: Progress = SILENT) -> Pa
             if target.exists() and target.read_bytes() != text:
                 raise _other_file(target)
             progress.begin(f"fetching {target.stem}", sum(shard.bytes for shard in manifest.shards), unit="B")
+            is_new = not target.exists()
+            if is_new:
+                _begin(target, text, manifest)
             copy = CorpusCopy(address, target, progress=progress)
             try:
                 copy.files_of(manifest, hide_indexes=True)
             finally:
                 progress.end()
-            atomic_io.atomic_write(target, text)
+            if is_new:
+                atomic_io.rename(atomic_io.partial_path(target), target)
+                atomic_io.sync_folder(folder)
             copy.show_indexes(manifest)
     return target
+
+
+def _begin(target: Path, text: bytes, manifest: CorpusManifest) -> None:
+    """Write the manifest under its temporary name; if a stopped fetch left another there, remove what it left."""
+    partial = atomic_io.partial_path(target)
+    if partial.exists() and (earlier := partial.read_bytes()) != text:
+        left: list[Path] = []
+        with suppress(UsageError, DamageError):  # cut off by a kill, or refused because it names files outside
+            stopped = parse_manifest(earlier, str(partial))
+            names = _file_names(stopped) - _file_names(manifest) if isinstance(stopped, CorpusManifest) else ()
+            left = [path_inside(target, name) for name in names]
+        for path in left:
+            atomic_io.partial_path(path).unlink(missing_ok=True)
+    atomic_io.write_partial(target, text)
+
+
+def _file_names(manifest: CorpusManifest) -> set[str]:
+    """The files of a corpus, without its manifest and its tokenizer."""
+    pairs = [name(Path(shard.path)).as_posix() for shard in manifest.shards for name in (bin_path, idx_path)]
+    blocks = [shard.blocks.path for shard in manifest.shards if shard.blocks]
+    origins = manifest.provenance and manifest.provenance.origins
+    return {*pairs, *blocks, *([origins.path] if origins else ())}
 
 
 class CorpusCopy:

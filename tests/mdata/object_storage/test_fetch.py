@@ -159,6 +159,30 @@ def test_killed_before_any_call_it_continues(corpus, made, monkeypatch, tmp_path
     assert n > 15
 
 
+def test_what_a_stopped_fetch_left_goes_if_the_corpus_is_uploaded_anew(bucket, corpus, made, monkeypatch, tmp_path):
+    """The new one has other shards; files of other fetches, and files with their final names, stay."""
+    copy, old = tmp_path / "copy", next(made.glob("*.json"))
+    monkeypatch.setattr(fetching, "_THREADS", 1)
+    stop_after(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        fetch(corpus, copy, progress=Silent())
+    assert {f".{old.stem}{ending}.partial" for ending in (".bin", ".idx")} <= {p.name for p in copy.iterdir()}
+    (copy / ".theirs.bin.partial").write_bytes(b"theirs")
+    mdata.preprocess(
+        mdata.PreprocessOptions(
+            input=(str(made.parent / "in.jsonl"),), output_prefix=str(tmp_path / "n"), tokenizer_type="ByteTokenizer"
+        )
+    )
+    made_anew = next(tmp_path.glob("n*.json"))
+    for file in tmp_path.glob("n*"):
+        named = old.name if file == made_anew else file.name
+        put_file(file, parse_address(f"{bucket}/corpora/{named}"), file_hash=None)
+    stop_after(monkeypatch, 99)
+    fetch(corpus, copy, progress=Silent())
+    assert [path.name for path in copy.glob(".*")] == [".theirs.bin.partial"]
+    assert mdata.verify(copy / old.name, full=True).problems == ()
+
+
 def test_a_block_that_was_half_written_is_not_trusted(corpus, made, monkeypatch, tmp_path):
     monkeypatch.setattr(fetching, "_THREADS", 1)
     stop_after(monkeypatch, 2)
