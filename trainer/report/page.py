@@ -22,7 +22,7 @@ from mdata import UsageError
 from mdata.errors import counted
 from mdata.reporting.curves import COLOURS
 from mdata.reporting.html_tables import Cell, table
-from mdata.reporting.report_style import STYLE
+from mdata.reporting.report_style import page
 from mdata.reporting.svg import escape
 from mdata.util import atomic_io
 from trainer.config.parse import value_text
@@ -48,14 +48,14 @@ EXPERT_LINES = 50  # last lines of metrics over which loads of experts are avera
 
 
 # Styles of a run's page in addition to a blend's.
-_STYLE = f"""{STYLE}
-body {{ max-width: 84rem; }} td.good {{ color: inherit; font-weight: 600; }} td.bad {{ color: var(--quiet); }}
-text.over {{ paint-order: stroke; stroke: var(--page); stroke-width: 4px; }}
-@media (max-width: 600px) {{ body {{ margin: 1rem auto; padding: 0 .7rem; }} svg text {{ font-size: 19px; }} }}
-.row > * {{ flex: 1 1 28rem; max-width: 42rem; }}
-pre {{ background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; font-size: 13px;
-  overflow-wrap: anywhere; max-height: 17rem; overflow-y: auto; }} pre b {{ font-weight: 700; }}
-mark {{ background: none; color: inherit; text-decoration: underline; }}
+_STYLE = """
+body { max-width: 84rem; } td.good { color: inherit; font-weight: 600; } td.bad { color: var(--quiet); }
+text.over { paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
+@media (max-width: 600px) { body { margin: 1rem auto; padding: 0 .7rem; } svg text { font-size: 19px; } }
+.row > * { flex: 1 1 28rem; max-width: 42rem; }
+pre { background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; font-size: 13px;
+  overflow-wrap: anywhere; max-height: 17rem; overflow-y: auto; } pre b { font-weight: 700; }
+mark { background: none; color: inherit; text-decoration: underline; }
 """
 
 
@@ -135,7 +135,7 @@ def render_comparison(runs: Sequence[ReportedRun]) -> str:
         f'<h2>Optimizer and speed</h2><div class="row">{"".join(others)}</div>',
         _different_settings(runs, names),
     ]
-    return _page(f"{len(runs)} runs: report", parts)
+    return page(f"{len(runs)} runs: report", parts, style=_STYLE)
 
 
 def _comparison_table(runs: Sequence[ReportedRun], names: Sequence[str]) -> str:
@@ -203,15 +203,7 @@ def render(run: ReportedRun, corpora: Corpora) -> str:
         _ranks(run),
         f"<h2>Configuration</h2><details><summary>config.toml</summary><pre>{_text(run.config_text)}</pre></details>",
     ]
-    return _page(f"{_title(run)}: report", parts)
-
-
-def _page(title: str, parts: Iterable[str]) -> str:
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
+    return page(f"{_title(run)}: report", parts, style=_STYLE)
 
 
 def axis_of(run: ReportedRun, mixtures: Sequence[int]) -> plots.Axis:

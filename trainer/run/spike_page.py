@@ -18,7 +18,7 @@ from mdata.dataset.mock_data import MOCK
 from mdata.errors import counted
 from mdata.reporting import svg
 from mdata.reporting.html_tables import Cell, percent, table
-from mdata.reporting.report_style import STYLE
+from mdata.reporting.report_style import page
 from mdata.reporting.svg import escape
 from mdata.tracing.run_steps import Steps, StepSpan
 from mdata.tracing.tracer import TracedPart, TracedSample
@@ -34,11 +34,11 @@ SHOWN_TOKENS, SHOWN_CHARS = 120, 360  # of a document
 SHOWN_STEPS = 100  # before the spike, in the drawings
 _WIDTH, _HEIGHT = 620, 220
 
-_STYLE = f"""{STYLE}
-.row > * {{ flex: 1 1 24rem; }} td.quote {{ white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }}
-td.place {{ white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }}
-.scroll.long {{ max-height: 60rem; }}
-@media (max-width: 600px) {{ body {{ margin: 1rem auto; padding: 0 .7rem; }} svg text {{ font-size: 19px; }} }}
+_STYLE = """
+.row > * { flex: 1 1 24rem; } td.quote { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
+td.place { white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
+.scroll.long { max-height: 60rem; }
+@media (max-width: 600px) { body { margin: 1rem auto; padding: 0 .7rem; } svg text { font-size: 19px; } }
 """
 
 
@@ -66,11 +66,7 @@ def render(config: RunConfig, dataset: Dataset, *, step: SpikeStep, lines: Seque
         _documents(config, dataset, step, corpora),
         _neighbours([line for line in near if line["step"] >= number - NEIGHBOURS], number),
     ]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body>\n" + "\n".join(filter(None, parts)) + "\n</body></html>\n"
-    )
+    return page(title, parts, style=_STYLE)
 
 
 _DONE = {

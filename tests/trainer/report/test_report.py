@@ -58,6 +58,9 @@ class Page(HTMLParser):
         if tag not in ("meta", "br", "wbr"):
             self.open.append(tag)
 
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
