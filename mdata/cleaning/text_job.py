@@ -32,7 +32,7 @@ import orjson
 import zstandard
 from blake3 import blake3
 
-from mdata.dedup.plan import read_facts
+from mdata.dedup.plan import read_facts, refuse_other_result
 from mdata.dedup.row_set import CHUNK, FACTS, ReadFile, footer_hash, path_of, write_row_set
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
@@ -599,13 +599,7 @@ class _TextJob:
         if not self.report.exists():
             return None
         facts = read_facts(self.report)
-        made_of = facts.get("made_of", {})
-        if differing := [name for name in {**self.made_of, **made_of} if made_of.get(name) != self.made_of.get(name)]:
-            raise UsageError(
-                f"{self.folder} holds the result of other input or options",
-                found="different " + ", ".join(differing),
-                fix="give another --output, or remove it",
-            )
+        refuse_other_result(self.folder, facts, self.made_of)
         return facts
 
     def finished(self) -> TextJobResult | None:

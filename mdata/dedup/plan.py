@@ -250,13 +250,14 @@ class DedupJob:
             sentence_lists=False,
             key_option="--json-key",
         )
-        self.identity: dict[str, Any] = {
+        identity = {
             **options.content,
             "num_known": len(earlier),
             "inputs": [[path_of(file), file.size_bytes, file.modified_ns] for file in self.files],
         }
         if self.earlier:
-            self.identity["earlier"] = [result.fingerprint for result in self.earlier]
+            identity["earlier"] = [result.fingerprint for result in self.earlier]
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity))  # as it is read back, with lists
         self.name = blake3(json.dumps(self.identity, sort_keys=True).encode()).hexdigest(length=8)
         if is_address(options.output):
             raise UsageError(f"{options.output} is in object storage", expected="a folder, for --output of mdata dedup")
@@ -293,13 +294,7 @@ class DedupJob:
         path = self.folder / FACTS
         if not path.exists():
             return False
-        made_of, asked = read_facts(path).get("made_of", {}), json.loads(json.dumps(self.identity))
-        if differing := [name for name, value in asked.items() if made_of.get(name) != value]:
-            raise UsageError(
-                f"{self.folder} holds the result of other input or options",
-                found="different " + ", ".join(differing),
-                fix="give another --output, or remove it",
-            )
+        refuse_other_result(self.folder, read_facts(path), self.identity)
         return True
 
     def done_path(self, stage: Stage, task: PartNumber) -> Path:
@@ -342,13 +337,8 @@ class DedupJob:
 
     def _others(self) -> str | None:
         """The files that other jobs left in the folder, for messages."""
-        others = sorted(path.parent for path in self.work.parent.glob("*/job.json") if path.parent != self.work)
-        differing = set[str]()
-        for path in others:
-            made_of = read_facts(path / "job.json")
-            differing |= {
-                name for name, value in json.loads(json.dumps(self.identity)).items() if made_of[name] != value
-            }
+        others = (path for path in sorted(self.work.parent.glob("*/job.json")) if path.parent != self.work)
+        differing = {name for path in others for name in _differing(read_facts(path), self.identity)}
         return f"files of a job with different {', '.join(sorted(differing))}" if differing else None
 
 
@@ -384,6 +374,24 @@ def read_facts(path: Path, repair: str = "remove it, and run the same command ag
     except ValueError as error:
         raise DamageError(f"{path} is damaged", found=str(error), fix=repair) from error
     return facts
+
+
+def refuse_other_result(folder: Path, facts: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse a folder whose report says that its result was made of something else.
+
+    Raises:
+        UsageError: names what differs.
+    """
+    if differing := _differing(facts.get("made_of", {}), asked):
+        raise UsageError(
+            f"{folder} holds the result of other input or options",
+            found="different " + ", ".join(differing),
+            fix="give another --output, or remove it",
+        )
+
+
+def _differing(made_of: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    return [name for name in {**asked, **made_of} if made_of.get(name) != asked.get(name)]
 
 
 def parse_ngram(text: str) -> tuple[Unit, int]:

@@ -218,6 +218,13 @@ def test_earlier_results_with_signatures_stand_for_their_texts(
     assert (tmp_path / "later" / BITS).read_bytes() == (tmp_path / "whole" / BITS).read_bytes()
 
 
+def test_tasks_of_a_job_with_other_kinds_of_options_are_named(tmp_path: Path) -> None:
+    near = DedupOptions(input=_write(tmp_path / "a.jsonl", _texts(2)), output=tmp_path / "out", **SHAPE)
+    run_stage(dataclasses.replace(near, bands=0), "sign")
+    with pytest.raises(UsageError, match=r"no finished sign .*\n  found: files of a job with different bands, .*ngram"):
+        run_stage(near, "match")
+
+
 def test_signatures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path, old = _write(tmp_path / "a.jsonl", _texts(2)), tmp_path / "old"
     kept = DedupOptions(input=path, output=old, keep_signatures=True, **SHAPE)
@@ -231,6 +238,8 @@ def test_signatures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     dedup(kept)
     dedup(later)
     assert all(_removed(tmp_path / "out"))
+    with pytest.raises(UsageError, match=r"out holds the result of other input or options\n  found: different earlier"):
+        dedup(dataclasses.replace(later, against=()))
     with pytest.raises(UsageError, match=r"signatures of other options\n  found: bands=5\n  expected: bands=4"):
         dedup(dataclasses.replace(later, bands=5))
     with pytest.raises(UsageError, match=r"verify=0\.7 compares texts"):
