@@ -103,13 +103,13 @@ def rates(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def rate(arguments: argparse.Namespace, texts: list[str], *, kind: str, language: str, keep: bool) -> dict[str, Any]:
     """Both engines, in turns."""
-    from mdata.sentences.splitter import load_splitter
+    from mdata.sentences.splitter import build_splitter, load_splitter
 
     where = str(arguments.nltk_data)
     start = time.process_time()
     ours = load_splitter(language, keep_newlines=keep, nltk_data=where)
     load = time.process_time() - start
-    nltk = load_splitter(language, keep_newlines=keep, nltk_data=where, engine="nltk")
+    nltk = build_splitter(ours.files, language=language, keep_newlines=keep, engine="nltk")
     few = list(beginning(texts, arguments.nltk_megabytes))
     same = ours.split_batch(few) == nltk.split_batch(few)
     found: dict[str, list[float]] = {"ours": [], "nltk": []}

@@ -21,7 +21,7 @@ from typing import TypeVar
 from mdata.sentences.punkt_engine import PunktEngine
 from mdata.sentences.punkt_nltk import NltkEngine, edition_note
 from mdata.sentences.punkt_tables import Tables, find_files, read_tables
-from mdata.tokenizers.base.helpers import AUTO, check_engine_name, fast_or_exact, hash_content
+from mdata.tokenizers.base.helpers import hash_content
 
 Engine = PunktEngine | NltkEngine
 ENGINES: Mapping[str, type[PunktEngine | NltkEngine]] = MappingProxyType({"mdata": PunktEngine, "nltk": NltkEngine})
@@ -83,25 +83,21 @@ class Splitter:
         return build, (self.files,)
 
 
-def load_splitter(
-    language: str = "english", *, keep_newlines: bool = False, nltk_data: str | None = None, engine: str = AUTO
-) -> Splitter:
+def load_splitter(language: str = "english", *, keep_newlines: bool = False, nltk_data: str | None = None) -> Splitter:
     """The splitter of a language, from tables on this machine.
 
     Args:
         language: the name of the tables' folder.
         keep_newlines: Megatron's --keep-newlines.
         nltk_data: the only folder to search; otherwise NLTK_DATA and NLTK's default folders.
-        engine: "auto", or the name of an engine.
 
     Raises:
-        UsageError: no tables, an invalid table, or an engine that is unknown or cannot be used.
+        UsageError: no tables, an invalid table, or the engine gives other sentences and there is no NLTK.
     """
-    check_engine_name(engine, tuple(ENGINES), used_for="sentences")
     folder, files = find_files(language, nltk_data)
     tables = read_tables(files, folder)
-    made, notes = _select_engine(engine, tables, keep_newlines=keep_newlines)
-    return Splitter(files, tables, language=language, keep_newlines=keep_newlines, engine=made, notes=notes)
+    engine, notes = _select_engine(tables, keep_newlines=keep_newlines)
+    return Splitter(files, tables, language=language, keep_newlines=keep_newlines, engine=engine, notes=notes)
 
 
 def build_splitter(files: Mapping[str, bytes], *, language: str, keep_newlines: bool, engine: str) -> Splitter:
@@ -111,17 +107,13 @@ def build_splitter(files: Mapping[str, bytes], *, language: str, keep_newlines: 
     return Splitter(files, tables, language=language, keep_newlines=keep_newlines, engine=made)
 
 
-def _select_engine(wanted: str, tables: Tables, *, keep_newlines: bool) -> tuple[Engine, tuple[str, ...]]:
-    if wanted == NltkEngine.name:
-        return NltkEngine(tables, keep_newlines=keep_newlines), edition_note()
+def _select_engine(tables: Tables, *, keep_newlines: bool) -> tuple[Engine, tuple[str, ...]]:
     engine = PunktEngine(tables, keep_newlines=keep_newlines)
     difference = first_difference(engine, tables, keep_newlines=keep_newlines)
     if difference is None:
         return engine, ()
-    reason = f"it gives other sentences for {difference[:40]!a}"
-    exact = NltkEngine(tables, keep_newlines=keep_newlines)
-    _, notes = fast_or_exact(reason, exact, name=engine.name, wanted=wanted, gives="sentences")
-    return exact, (*notes, *edition_note())
+    why = f"{engine.name} is not used: it gives other sentences for {difference[:40]!a}"
+    return NltkEngine(tables, keep_newlines=keep_newlines), (f"sentences come from nltk: {why}", *edition_note())
 
 
 def first_difference(engine: Engine, tables: Tables, *, keep_newlines: bool) -> str | None:

@@ -129,9 +129,7 @@ def check_engine_name(wanted: str, engines: Sequence[str], *, used_for: str) -> 
         )
 
 
-def fast_or_exact(
-    fast: _Engine | str, exact: _Engine, *, name: str, wanted: str, gives: str = "ids"
-) -> tuple[_Engine, tuple[str, ...]]:
+def fast_or_exact(fast: _Engine | str, exact: _Engine, *, name: str, wanted: str) -> tuple[_Engine, tuple[str, ...]]:
     """The fast engine, or the exact one with a note for the user.
 
     Args:
@@ -139,7 +137,6 @@ def fast_or_exact(
         exact: its `name` is shown in the note.
         name: of the fast engine.
         wanted: "auto", or the name of the fast engine.
-        gives: what the engines produce, for messages.
 
     Raises:
         UsageError: the fast engine was requested by name and cannot be used.
@@ -148,4 +145,4 @@ def fast_or_exact(
         return fast, ()
     if wanted != AUTO:
         raise UsageError(f"engine {name} cannot be used here", found=fast, fix="--engine auto")
-    return exact, (f"{gives} come from {getattr(exact, 'name')}: {name} is not used: {fast}",)  # noqa: B009
+    return exact, (f"ids come from {getattr(exact, 'name')}: {name} is not used: {fast}",)  # noqa: B009

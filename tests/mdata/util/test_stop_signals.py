@@ -24,7 +24,7 @@ from mdata import StoppedError
 from mdata.errors import MdataError, UsageError
 from mdata.manifest.io import load_manifest
 from mdata.preprocessing.finished import PreprocessResult
-from mdata.sentences.splitter import load_splitter
+from mdata.sentences.splitter import build_splitter, load_splitter
 from mdata.tokenizer_training.tokenizer_benchmark import train_small_tokenizers
 from mdata.util.stop_signals import LibraryError, library_errors, raise_pending_stop, stop_requests
 from tests.helpers.runs import write_jsonl
@@ -244,7 +244,8 @@ def test_a_request_is_heard_at_200_moments(runs, tmp_path, timer, name):
 @pytest.mark.parametrize("moments", [MOMENTS, pytest.param(MANY, marks=pytest.mark.soak)])
 def test_a_request_is_heard_while_nltk_splits(tmp_path, moments):
     def split() -> None:
-        splitter = load_splitter("ours", nltk_data=str(visible.write(folder)), engine="nltk")
+        files = load_splitter("ours", nltk_data=str(visible.write(folder))).files
+        splitter = build_splitter(files, language="ours", keep_newlines=False, engine="nltk")
         splitter.split_batch([" ".join(visible.WORDS)] * 50)
 
     folder, timer, draw = tmp_path / "0", Timer(), random.Random(moments)
