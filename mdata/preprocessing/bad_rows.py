@@ -67,7 +67,7 @@ def check_max_errors(limit: str | None) -> None:
     if limit is not None and not _LIMIT.fullmatch(limit):
         raise UsageError(
             f"max_errors={limit[:60]}",
-            expected='a number of rows of at most 18 digits, or a share such as "0.5%", of at most 30 after the point',
+            expected='a number of rows of at most 18 digits, or a share such as "0.5%" with at most 30 after the point',
         )
 
 

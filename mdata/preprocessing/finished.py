@@ -52,7 +52,7 @@ def finished_before(job: JobPlan) -> PreprocessResult | None:
     Raises:
         BadInputError: it has more bad rows than max_errors, which may have changed since.
     """
-    paths = {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
+    paths = job.manifests
     if any(not_ours(job, name, path=path) for name, path in paths.items()):
         return None
     if any(map(unfinished_file, job.prefixes.values())):
@@ -63,9 +63,8 @@ def finished_before(job: JobPlan) -> PreprocessResult | None:
             return None
     manifests = {name: corpus_manifest(path) for name, path in paths.items()}
     quarantine = job.options.quarantine
-    has_bad_rows = any(
-        manifests.provenance and any(manifests.provenance.skipped.values()) for manifests in manifests.values()
-    )
+    provenances = [manifest.provenance for manifest in manifests.values() if manifest.provenance]
+    has_bad_rows = any(any(provenance.skipped.values()) for provenance in provenances)
     if quarantine is not None and has_bad_rows and not Path(quarantine).is_file():
         job.progress.note(f"the results will be written again: the quarantine file {quarantine} is missing")
         return None
@@ -80,7 +79,7 @@ def check_replaced(job: JobPlan) -> None:
     Raises:
         OtherResultsError: names each file, and how it differs.
     """
-    paths = {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
+    paths = job.manifests
     reasons = {path: reason for name, path in paths.items() if (reason := _obstacle(job, name, path))}
     quarantine = job.options.quarantine and Path(job.options.quarantine)
     if quarantine and quarantine.exists():

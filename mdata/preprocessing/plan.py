@@ -22,6 +22,7 @@ import numpy as np
 from mdata.dedup.row_set import FileRows, RowSet
 from mdata.errors import UsageError, counted
 from mdata.indexed.pair_format import smallest_dtype
+from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import section_name
 from mdata.preprocessing.encode import HOLDOUT_BITS, EncodeSpec
 from mdata.preprocessing.partitions import Partitions
@@ -78,6 +79,11 @@ class JobPlan:
     def prefixes(self) -> dict[str, Path]:
         """The name of each result -> the path of its files without endings; merged corpora come last."""
         return self.partitions.prefixes(self.options)
+
+    @property
+    def manifests(self) -> dict[str, Path]:
+        """The name of each result -> its manifest."""
+        return {name: manifest_path(prefix) for name, prefix in self.prefixes.items()}
 
     def description(self) -> dict[str, Any]:
         """What distinguishes this job from others, except its inputs: JSON types.
@@ -150,9 +156,8 @@ def plan_job(
         progress.note(f"options without effect here: {', '.join(unused)}")
     template, where = template_and_filter(options)
     chat = _chat(options, files, tokenizer)
-    if options.tokens and (other := next((file for file in files if file.format not in _WITH_LISTS), None)):
-        expected = "jsonl, parquet or Arrow, for lists of token ids"
-        raise UsageError(f"{printable_path(other.path)} is {other.format}", expected=expected)
+    if options.tokens:
+        _refuse_without_lists(files, "lists of token ids")
     read = ReadSpec(
         json_keys=options.json_keys,
         text_documents=options.text_documents,
@@ -221,10 +226,7 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     from mdata.chat.templates import check_spelling, choose_template
     from mdata.preprocessing.encode_chat import ChatSpec
 
-    other = next((file for file in files if file.format not in _WITH_LISTS), None)
-    if other is not None:
-        expected = "jsonl, parquet or Arrow, for conversations"
-        raise UsageError(f"{printable_path(other.path)} is {other.format}", expected=expected)
+    _refuse_without_lists(files, "conversations")
     template = choose_template(options.chat_template, tokenizer, model=options.tokenizer_model, date=options.chat_date)
     try:
         around = tokenizer.encode_batch([""])[0]
@@ -244,6 +246,12 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
             else "--tokenizer-hf-no-include-special-tokens; the chat template adds what a conversation begins with",
         )
     return ChatSpec(template, options.chat_train_on, pairs=options.level == "pairs")
+
+
+def _refuse_without_lists(files: Sequence[SourceFile], wanted: str) -> None:
+    if other := next((file for file in files if file.format not in _WITH_LISTS), None):
+        expected = f"jsonl, parquet or Arrow, for {wanted}"
+        raise UsageError(f"{printable_path(other.path)} is {other.format}", expected=expected)
 
 
 def _tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:

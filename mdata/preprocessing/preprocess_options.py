@@ -188,7 +188,7 @@ def _check_numbers(options: PreprocessOptions) -> None:
     if not _DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
         raise UsageError(
             f"holdout={options.holdout[:60]}",
-            expected="a share of the documents from 0 to 1, such as 0.01, of at most 30 digits after the point",
+            expected="a share of the documents from 0 to 1, such as 0.01, with at most 30 digits after the point",
         )
 
 

@@ -120,7 +120,7 @@ def _preprocess(
         with os_errors_named("taking the run's lock"):
             stack.enter_context(file_lock.hold(job.beside("lock"), remove=True))
         journal = Journal(job.beside("journal"))
-        has_results = any(path.is_file() for path in _manifests(job).values())
+        has_results = any(path.is_file() for path in job.manifests.values())
         if options.verify_input and not journal.records and not has_results:
             progress.note("--verify-input has no effect: there is no earlier run whose input could be compared")
         stack.callback(lambda: journal.close(keep=journal.resumable))
@@ -138,10 +138,6 @@ def _preprocess(
         for line in stale_partitions(job):
             progress.note(line)
         return result
-
-
-def _manifests(job: JobPlan) -> dict[str, Path]:
-    return {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
 
 
 def _completed(job: JobPlan, journal: Journal) -> EarlierRun:
@@ -170,7 +166,7 @@ def _run(job: JobPlan, journal: Journal, pool: WorkerPool, *, earlier: EarlierRu
         loop.run(pool)
         manifests = finalize_all(job, loop.state, journal=journal, writers=loop.writers, policy=loop.policy)
     journal.remove()
-    return PreprocessResult(manifests, _manifests(job), resumed=start.resumed)
+    return PreprocessResult(manifests, job.manifests, resumed=start.resumed)
 
 
 # An fsync may be slow on shared storage: it takes at most a tenth of the time, but a record is never older than this.

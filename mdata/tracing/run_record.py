@@ -22,7 +22,7 @@ from mdata.corpus.open_part import is_stored
 from mdata.dataset.run_paths import StartedIn
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.loader.batch_sizes import BatchSizes
-from mdata.tracing.run_steps import Steps, StepSpan
+from mdata.tracing.run_steps import LARGEST_SAMPLE, Steps, StepSpan
 from mdata.util import atomic_io
 from mdata.util.canonical_json import hash_of
 from mdata.util.config_text import parse_json
@@ -33,7 +33,6 @@ FORMAT: Literal["mdata-run"] = "mdata-run"
 Version = Literal[1, 2]
 VERSION: Version = 1
 SKIPPING: Version = 2
-_LARGEST_SAMPLE = 1 << 62
 _WRITE_AGAIN = "restore it from a copy; a run that is started again writes it anew"
 
 
@@ -197,7 +196,7 @@ def common_ranges(ranges: SampleRanges, span: tuple[int, int]) -> tuple[tuple[in
 
 def ranges_without(ranges: SampleRanges, span: tuple[int, int]) -> tuple[tuple[int, int], ...]:
     """The samples of merged ranges that are not in a span (first, last)."""
-    before, after = (0, span[0] - 1), (span[1] + 1, _LARGEST_SAMPLE)
+    before, after = (0, span[0] - 1), (span[1] + 1, LARGEST_SAMPLE)
     return (*common_ranges(ranges, before), *common_ranges(ranges, after))
 
 
@@ -290,7 +289,7 @@ def _problem(record: RunRecord) -> str | None:
             return f"span {number + 1} does not begin behind the one before"
         if samples_until(spans[:number], span.steps_before) != span.samples_before:
             return f"the spans before step {span.steps_before} do not end at sample {span.samples_before}"
-    wrong = any(not 0 <= first <= last < _LARGEST_SAMPLE for first, last in record.skip)
+    wrong = any(not 0 <= first <= last < LARGEST_SAMPLE for first, last in record.skip)
     if wrong or record.skip != merged_ranges(record.skip):
         return "the skipped ranges of samples are not ascending and apart"
     if bool(record.skip) != (record.version == SKIPPING):

@@ -20,7 +20,7 @@ from mdata.loader.batch_sizes import BatchSizes
 from mdata.loader.sampler import global_batch
 from mdata.util.arrays import Int64s
 
-_LARGEST_SAMPLE = 1 << 62
+LARGEST_SAMPLE = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Steps:
                 f"nothing is recorded of step {step}", found=f"steps from {unknown + 1} on", expected="one of these"
             )
         first, size = self._bounds(step)
-        if first + size >= _LARGEST_SAMPLE:
+        if first + size >= LARGEST_SAMPLE:
             raise UsageError(f"the run has no step {step}", found=f"sample {first}", expected="samples below 2^62")
         return first, size
 
