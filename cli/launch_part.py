@@ -8,7 +8,6 @@ progress, and requests to be queued again.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,9 +17,9 @@ from pathlib import Path
 
 from mdata.launching.job_folder import MERGE, Job, load_job, write_ended, write_started
 from mdata.util import atomic_io
+from mdata.util.commands import die_with_parent
 
 _STOPPED = 75
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dies-with-parent", action="store_true")
     arguments = parser.parse_args(argv)
     if arguments.dies_with_parent:
-        _die_with_parent()
+        die_with_parent()
     job, number = load_job(arguments.folder), arguments.number
     log = atomic_io.open_no_link(job.log(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
@@ -54,14 +53,6 @@ def _words(job: Job, number: int, cpus: int) -> list[str]:
     words = job.words_of(number)
     has_workers = number == MERGE or any(word.split("=")[0] == "--workers" for word in words)
     return words if has_workers else [*words, "--workers", str(cpus)]
-
-
-def _die_with_parent() -> None:
-    """End with the parent, which may be killed without a chance to end this process."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _stop_on_usr1() -> list[int]:

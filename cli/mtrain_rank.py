@@ -21,6 +21,7 @@ from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 
 from mdata.errors import ResourceError, StoppedError  # noqa: E402
+from mdata.util.commands import die_with_parent  # noqa: E402
 from mdata.util.stop_signals import stop_requests  # noqa: E402
 
 from .start import ProcessEnd  # noqa: E402
@@ -29,7 +30,7 @@ from .start import ProcessEnd  # noqa: E402
 def main(argv: Sequence[str]) -> int:
     """Train, serve or run a command as this rank and return the exit code."""
     from trainer.config.parse import load_config
-    from trainer.run.launch import READER_GONE, listen, rank_process
+    from trainer.run.launch import READER_GONE, listen
 
     from .console import Console, ReaderGone, dispatch
     from .mtrain import COMMANDS
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     from .mtrain_train import train_here
     from .terminal import forget_standard_output
 
-    rank_process()
+    die_with_parent()
     folder, rank = Path(argv[0]), int(os.environ["RANK"])
     try:
         # The exit of this rank is decided when the block ends; the launcher, which ends all ranks once one has failed,

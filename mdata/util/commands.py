@@ -27,6 +27,18 @@ def command_package() -> str:
     return "cli"
 
 
+def die_with_parent() -> None:
+    """End this process when its parent ends, which may be killed without a chance to end it; only on Linux."""
+    import ctypes
+    import signal
+
+    parent, prctl = os.getppid(), getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
+        if os.getppid() != parent:  # it ended meanwhile
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
     import runpy
 

@@ -11,7 +11,6 @@ command again to continue.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -44,7 +43,6 @@ from trainer.tracking.trackers import address_problems, missing_libraries
 if TYPE_CHECKING:
     from trainer.run.resume import Start
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 INTERRUPTED = 130
 READER_GONE = 128 + signal.SIGPIPE  # a rank's exit code: the reader of its stdout (`| head`) has closed the pipe
 POLL_S = 0.05
@@ -227,7 +225,7 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
     """Run a command on `nproc` ranks of this machine and wait for the end.
 
     Args:
-        command: program and arguments, the same for every rank; it calls `rank_process` first. A rank that ends with
+        command: program and arguments, the same for every rank; it calls `die_with_parent` first. A rank that ends with
             READER_GONE ends all of them, without an error.
         reports: an empty folder, for the ranks' reports.
 
@@ -356,8 +354,7 @@ def listen(reports: Path, *, rank: int) -> None:
 def _raise_stopped(reports: Path, number: signal.Signals) -> NoReturn:
     """End as the signal requests, unless a rank failed for another reason meanwhile, such as a full disk."""
     rank_reports = read_reports(reports)
-    stops = (INTERRUPTED, StoppedError.exit_code)
-    if failed := [r for r in rank_reports if r.exit_code > 1 and r.exit_code not in stops and not r.lost]:
+    if failed := [r for r in rank_reports if r.exit_code > 1 and not _asked_to_stop(r) and not r.lost]:
         _raise(min(failed, key=lambda report: report.time_s))
     if number == signal.SIGINT:
         raise KeyboardInterrupt from None
@@ -403,13 +400,6 @@ def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int]) ->
 
 def _asked_to_stop(report: RankReport) -> bool:
     return report.exit_code in (INTERRUPTED, StoppedError.exit_code)
-
-
-def rank_process() -> None:
-    """Called first by a process that `launch` started: makes it die with its parent (Linux only)."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def explained_end(error: BaseException, *, rank: int) -> tuple[BaseException, int, str]:

@@ -44,11 +44,12 @@ RANK = """
 import os, signal, sys, time
 from pathlib import Path
 from mdata import DamageError, ResourceError, StoppedError, UsageError
-from trainer.run.launch import rank_process, write_report
+from mdata.util.commands import die_with_parent
+from trainer.run.launch import write_report
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
 def stop(number, frame):
     raise StoppedError("asked to stop")
-rank_process()
+die_with_parent()
 try:
     signal.signal(signal.SIGTERM, stop)
 {body}
