@@ -39,6 +39,7 @@ from trainer.convert.model_folder import (
     equal_tensors,
     no_run,
     read_json,
+    read_pieces,
     with_new_rows,
 )
 from trainer.convert.safetensors_stream import write_safetensors
@@ -297,7 +298,7 @@ def write_peft(target: Path, model: ModelFolder, *, dtype: torch.dtype, model_ty
     theirs = Linked(adapter.source, links)
     entries = {name: TensorInfo(info.shape, dtype) for name, info in sorted(theirs.tensors.items())}
     target.mkdir(parents=True, exist_ok=True)
-    write_safetensors(target / TENSORS, entries, pieces=_pieces(theirs, entries, report))
+    write_safetensors(target / TENSORS, entries, pieces=read_pieces(theirs, entries, report=report))
     alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
     layers = {name.split(".lora_")[0].split(".")[-1]: None for name in entries if ".lora_" in name}
     settings = {
@@ -317,13 +318,6 @@ def write_peft(target: Path, model: ModelFolder, *, dtype: torch.dtype, model_ty
         if model.tokenizer is not None:  # it may have new tokens
             write_folder(target, dict(model.tokenizer.files))
     atomic_io.atomic_write(target / CONFIG, (json.dumps(settings, indent=2) + "\n").encode())
-
-
-def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Report) -> Iterator[Tensor]:
-    for name, info in entries.items():
-        piece = source.read(name, (tuple(0 for _ in info.shape), info.shape))
-        report(piece.numel() * info.dtype.itemsize)
-        yield piece
 
 
 def _saved_links(base: ModelFolder, *, model_type: str) -> dict[SavedModule, Link]:

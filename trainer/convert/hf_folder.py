@@ -42,7 +42,6 @@ from trainer.convert.model_folder import (
     BUFFER,
     ModelFolder,
     Report,
-    boxes,
     check_layers,
     check_tensors,
     check_used,
@@ -50,6 +49,7 @@ from trainer.convert.model_folder import (
     no_run,
     num_bytes,
     read_json,
+    read_pieces,
 )
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
 from trainer.models.family import Family, ModelShape, family_of
@@ -253,32 +253,28 @@ def _whole(source: Source, name: str) -> Tensor:
 
 def find_tokenizer(path: Path) -> TokenizerConfig | None:
     """The tokenizer in a folder."""
+    if (spec := _tokenizer_spec(path)) is None:
+        return None
+    try:
+        return config_of(load_tokenizer(spec))
+    except MdataError as error:
+        raise wanted_by(f"the tokenizer in {path}", error) from error
+
+
+def _tokenizer_spec(path: Path) -> TokenizerSpec | None:
+    definition, vocab, merges, words, model = (
+        path / name for name in ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model")
+    )
     stored = path / SETTINGS
     settings = read_json(stored, subject="the tokenizer's settings") if stored.is_file() else {}
-    for files, spec in (
-        (["tokenizer.json"], TokenizerSpec(type="HuggingFaceTokenizer", model=str(path))),
-        (
-            ["vocab.json", "merges.txt"],
-            TokenizerSpec(
-                type="GPT2BPETokenizer", vocab_file=str(path / "vocab.json"), merge_file=str(path / "merges.txt")
-            ),
-        ),
-        (
-            ["vocab.txt"],
-            TokenizerSpec(
-                type="BertWordPieceLowerCase", vocab_file=str(path / "vocab.txt"), options=_special_tokens(settings)
-            ),
-        ),
-        (["tokenizer.model"], TokenizerSpec(type="Llama2Tokenizer", model=str(path / "tokenizer.model"))),
-    ):
-        if all((path / name).is_file() for name in files):
-            if files == ["vocab.txt"] and not settings.get("do_lower_case", True):
-                continue  # Megatron's type for capitals has further ids
-            try:
-                return config_of(load_tokenizer(spec))
-            except MdataError as error:
-                raise wanted_by(f"the tokenizer in {path}", error) from error
-    return None
+    if definition.is_file():
+        return TokenizerSpec(type="HuggingFaceTokenizer", model=str(path))
+    if vocab.is_file() and merges.is_file():
+        return TokenizerSpec(type="GPT2BPETokenizer", vocab_file=str(vocab), merge_file=str(merges))
+    if words.is_file() and settings.get("do_lower_case", True):  # Megatron's type for capitals has further ids
+        options = _special_tokens(settings)
+        return TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=str(words), options=options)
+    return TokenizerSpec(type="Llama2Tokenizer", model=str(model)) if model.is_file() else None
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -319,7 +315,7 @@ def write_hf(
     where: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         file = SINGLE if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        write_safetensors(target / file, part, pieces=_pieces(theirs, part, report))
+        write_safetensors(target / file, part, pieces=read_pieces(theirs, part, report=report))
         where |= dict.fromkeys(part, file)
     if len(parts) > 1:
         total = {"total_size": num_bytes(entries)}
@@ -368,14 +364,6 @@ def _special_ids(model: ModelFolder) -> dict[str, int | None]:
         return ids
     end = None if built is None else decoder_ends(built)[1]
     return ids | {"eos_token_id": end, "decoder_start_token_id": start, "pad_token_id": start}
-
-
-def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Report) -> Iterator[Tensor]:
-    for name, info in entries.items():
-        for box in boxes(info, info.dtype):
-            piece = source.read(name, box)
-            report(piece.numel() * info.dtype.itemsize)
-            yield piece
 
 
 def _shards(path: Path) -> dict[str, str] | None:

@@ -220,7 +220,7 @@ def check_tensors(
         )
 
 
-def check_used(names: Iterable[str], used: Container[str], *, where: Location, fix: str) -> None:
+def check_used(names: Iterable[str], used: Container[str], *, where: Location, fix: str | None = None) -> None:
     """Check that no tensor is silently dropped.
 
     Args:
@@ -281,6 +281,15 @@ def boxes(info: TensorInfo, dtype: torch.dtype, *, limit: int = CHUNK_BYTES) -> 
     rest = tuple(0 for _ in info.shape[1:])
     for first in range(0, info.shape[0], step):
         yield (first, *rest), (min(step, info.shape[0] - first), *info.shape[1:])
+
+
+def read_pieces(source: Source, entries: Mapping[str, TensorInfo], *, report: Report) -> Iterator[torch.Tensor]:
+    """The rows of these tensors, in order; `entries` have the dtypes of the target, in which bytes are counted."""
+    for name, info in entries.items():
+        for box in boxes(info, info.dtype):
+            piece = source.read(name, box)
+            report(piece.numel() * info.dtype.itemsize)
+            yield piece
 
 
 def num_bytes(tensors: Mapping[str, TensorInfo], dtype: torch.dtype | None = None) -> int:

@@ -53,7 +53,7 @@ from trainer.convert.megatron_names import (
     num_rows,
     stacks_named,
 )
-from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, equal_tensors, num_bytes
+from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, check_used, equal_tensors, num_bytes
 from trainer.convert.model_keys import effective
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.pickles import Made
@@ -170,15 +170,8 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     links = [pair for layout in layouts for pair in (*megatron_links(shape, layout), *buffer_links(shape, layout))]
     expected = {pair.theirs.tensor: pair.theirs.shape for pair in links}
     check_tensors(source.tensors, expected, where=folder)
-    megatron = family.megatron
-    unknown = [
-        chunk.prefix + name
-        for chunk in chunks
-        for name in chunk.tensors
-        if chunk.prefix + name not in expected and not is_ignored(name, megatron)
-    ]
-    if unknown:
-        raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
+    names = (chunk.prefix + name for chunk in chunks for name in chunk.tensors if not is_ignored(name, family.megatron))
+    check_used(names, expected, where=folder)
     if differing := _differing_copies(source, shape, layouts):
         notes = (*notes, f"files differ in what they all hold; the first one's is used: {few(differing, 4)}")
     partly = "some files have none" if any(link.states for link in moments) and not ranks.states else ""
@@ -500,15 +493,9 @@ def _layouts(chunks: Sequence[_ModelChunk], config: RunConfig, *, version: float
             at += next(c.num_layers for c in chunks if (c.tp, c.stage, c.chunk) == (0, stage, number))
     fused = any(".layer_norm_" in name for name in chunks[0].tensors)
     for chunk in chunks:
-        first, last = (
-            (chunk.stage, chunk.chunk) == (stages[0], numbers[0]),
-            (chunk.stage, chunk.chunk)
-            == (
-                stages[-1],
-                numbers[-1],
-            ),
-        )
-        low = start[chunk.stage, chunk.chunk]
+        place = chunk.stage, chunk.chunk
+        first, last = place == (stages[0], numbers[0]), place == (stages[-1], numbers[-1])
+        low = start[place]
         yield StateDictLayout(
             family=family_of(config),
             experts=range(chunk.ep * experts, (chunk.ep + 1) * experts) if experts else None,

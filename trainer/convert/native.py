@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from mdata.util.config_text import load_toml
 from trainer.checkpoint.folder import checkpoint_at, folder_name, instead, point_to, read_index
 from trainer.checkpoint.format import (
     HashedFile,
+    Index,
     Part,
-    RunState,
     SavedFile,
     SavedSlice,
     SavedTensor,
@@ -56,6 +56,7 @@ from trainer.convert.model_folder import (
     check_layers,
     check_tensors,
     expected_tensors,
+    read_pieces,
 )
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
 
@@ -65,23 +66,14 @@ TOKENIZER_FACTS = "tokenizer_facts.json"
 class CheckpointSource:
     """The tensors of one of our checkpoints; each slice is compared with its hash before it is used."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._index = folder, read_index(folder)
+    def __init__(self, folder: Path, index: Index) -> None:
+        self._folder, self._index = folder, index
         self._open: dict[str, Any] = {}
         self._compared: set[SavedSlice] = set()
         self.tensors = {
             name: TensorInfo(saved.shape, TYPES.get(self._part(saved.slices[0]).get_dtype(), torch.int8))
-            for name, saved in self._index.tensors.items()
+            for name, saved in index.tensors.items()
         }
-
-    @property
-    def run(self) -> RunState:
-        """Where the run was."""
-        return self._index.run
-
-    def extras(self) -> dict[str, bytes]:
-        """The small files beside the tensors, by name: those of the tokenizer."""
-        return read_extras(self._folder, self._index)
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
@@ -141,27 +133,13 @@ class ObjectSource:
 
     Slices are read whole, several parts at a time, and compared with their hashes before anything is returned. Nothing
     is kept: a slice that is needed again is read again.
-
-    Raises:
-        UsageError: there is no such checkpoint. DamageError: it is not whole.
     """
 
-    def __init__(self, folder: ObjectFolder) -> None:
-        self._index = read_index(folder)
-        self._reader = SliceReader(folder, self._index)
+    def __init__(self, folder: ObjectFolder, index: Index) -> None:
+        self._index, self._reader = index, SliceReader(folder, index)
         self.tensors = {
-            name: TensorInfo(saved.shape, self._dtype(saved) or torch.int8)
-            for name, saved in self._index.tensors.items()
+            name: TensorInfo(saved.shape, self._dtype(saved) or torch.int8) for name, saved in index.tensors.items()
         }
-
-    @property
-    def run(self) -> RunState:
-        """Where the run was."""
-        return self._index.run
-
-    def extras(self) -> dict[str, bytes]:
-        """The small files beside the tensors, by name: those of the tokenizer."""
-        return read_extras(self._reader.folder, self._index)
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
@@ -194,13 +172,14 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
     resume_point = checkpoint_at(path, name=checkpoint)
     if (folder := resume_point.folder) is None:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first (mtrain train)")
-    source = CheckpointSource(folder) if isinstance(folder, Path) else ObjectSource(folder)
-    extras = source.extras()
+    index = read_index(folder)
+    source = CheckpointSource(folder, index) if isinstance(folder, Path) else ObjectSource(folder, index)
+    extras = read_extras(folder, index)  # such as the tokenizer's files
     found = _tokenizer_in(extras, folder)
     if found is None and isinstance(folder, Path):
         found = _tokenizer_of_run(folder.parent.parent)  # checkpoints of version 1 carry none
     tokenizer, template = found or (None, None)
-    config, problems = parse_config(load_toml(source.run.config))
+    config, problems = parse_config(load_toml(index.run.config))
     if config is None:
         raise problems_error(f"the configuration in {folder}", problems, fix="use the version of mtrain that wrote it")
     if "weight/embedding.weight" in source.tensors:
@@ -215,7 +194,7 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
         format="mtrain",
         config=config,
         source=source,
-        run=source.run,
+        run=index.run,
         tokenizer=tokenizer,
         template=template,
         record=extras.get(RECORD),
@@ -267,7 +246,7 @@ def _hashed(content: bytes) -> HashedFile:
 def _write_part(path: Path, model: ModelFolder, entries: dict[str, TensorInfo], *, report: Report) -> Part:
     """Write whole tensors into one file; what its side index says of them."""
     keyed = {slice_key(name, [0] * len(info.shape)): info for name, info in entries.items()}
-    written = write_safetensors(path, keyed, pieces=_pieces(model, entries, report))
+    written = write_safetensors(path, keyed, pieces=read_pieces(model.source, entries, report=report))
     tensors = {
         name: SavedTensor(
             info.shape,
@@ -277,14 +256,6 @@ def _write_part(path: Path, model: ModelFolder, entries: dict[str, TensorInfo], 
         for (name, info), key in zip(entries.items(), keyed, strict=True)
     }
     return Part(SavedFile(written.size, written.header), tensors)
-
-
-def _pieces(model: ModelFolder, entries: dict[str, TensorInfo], report: Report) -> Iterator[Tensor]:
-    for name, info in entries.items():
-        for box in boxes(info, info.dtype):
-            piece = model.source.read(name, box)
-            report(piece.numel() * info.dtype.itemsize)
-            yield piece
 
 
 def _tokenizer_files(config: TokenizerConfig, template: RecordedTemplate | None) -> dict[str, bytes]:

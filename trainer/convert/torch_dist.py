@@ -42,7 +42,7 @@ from trainer.convert.megatron_names import (
     num_rows,
     stacks_named,
 )
-from trainer.convert.model_folder import ModelFolder, check_tensors
+from trainer.convert.model_folder import ModelFolder, check_tensors, check_used
 from trainer.convert.torch_file import load_torch
 from trainer.models.family import Family, ModelShape, family_of
 
@@ -130,10 +130,8 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     shape = layout.family.shape(config, config.model.vocab_size or 0)
     links = [*megatron_links(shape, layout), *buffer_links(shape, layout)]
     check_tensors(source.tensors, {link.theirs.tensor: link.theirs.shape for link in links}, where=folder)
-    unknown = sorted(model.keys() - {link.theirs.tensor for link in links})
-    unknown = [name for name in unknown if not is_ignored(name, layout.family.megatron)]
-    if unknown:
-        raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
+    names = sorted(name for name in model if not is_ignored(name, layout.family.megatron))
+    check_used(names, {link.theirs.tensor for link in links}, where=folder)
     states = _states(source, shape, layout, training=training)
     every = [link for state, form in states.layouts.items() for link in megatron_links(shape, form, state=f"{state}/")]
     every += buffer_links(shape, layout)
