@@ -161,8 +161,9 @@ def find_inputs(
         )
     by_path: dict[Path | Address, SourceFile] = {}
     skipped = SkippedFiles()
+    search = _Search(format, filter, formats, skipped)
     for name in inputs:
-        for file in _expand(str(name), format, filter, skipped, formats):
+        for file in search.files_of(str(name)):
             real = file.path if file.path == STDIN else file.path.resolve()
             if real in by_path:
                 raise UsageError(f"{file.path} is named twice in the input", fix="name each file once")
@@ -174,65 +175,95 @@ def find_inputs(
     return Inputs(tuple(by_path.values()), skipped)
 
 
-def _expand(
-    name: str,
-    format: Literal["auto"] | Format,
-    filter: PathFilter,
-    skipped: SkippedFiles,
-    formats: tuple[Format, ...],
-) -> Iterator[SourceFile]:
-    # An existing folder with a name like "http:" is a path; anything else of that form is an address.
-    if is_address(name) and not Path(name).exists():
-        return _of_storage(name, format, filter, skipped, formats)
-    if address := address_of(name):
-        raise neither(name, address)
-    return (_look_at(path, format, formats) for path in _paths(name, format, filter, skipped, formats))
+@dataclass(frozen=True)
+class _Search:
+    """What is read of that which an argument names, and what was skipped there."""
 
+    format: Literal["auto"] | Format
+    filter: PathFilter
+    formats: tuple[Format, ...]
+    skipped: SkippedFiles
 
-def _paths(
-    name: str,
-    format: Literal["auto"] | Format,
-    filter: PathFilter,
-    skipped: SkippedFiles,
-    formats: tuple[Format, ...],
-) -> Iterator[Path]:
-    path = Path(name)
-    if path == STDIN and name == "-":
-        yield STDIN
-    elif path.is_dir():
-        yield from _of_folder(name, format, filter, skipped, formats)
-    elif path.exists() or not glob.has_magic(name):
-        yield path
-    else:
-        matches = sorted(m for m in glob.glob(name, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
-        for match in matches:
-            if is_result(Path(match)):
-                skipped.add("own result", match)
-        taken = [match for match in matches if not is_result(Path(match))]
-        if not taken:
-            skipped_text = f"only {skipped}" if skipped.counts else None
-            raise UsageError(
-                f"{name}: no file matches this pattern", found=skipped_text, fix="check the folder; quote the pattern"
+    def files_of(self, name: str) -> Iterator[SourceFile]:
+        # An existing folder with a name like "http:" is a path; anything else of that form is an address.
+        if is_address(name) and not Path(name).exists():
+            return self._of_storage(name)
+        if address := address_of(name):
+            raise neither(name, address)
+        return (self._look_at(path) for path in self._paths(name))
+
+    def _paths(self, name: str) -> Iterator[Path]:
+        path = Path(name)
+        if path == STDIN and name == "-":
+            yield STDIN
+        elif path.is_dir():
+            yield from self._of_folder(name)
+        elif path.exists() or not glob.has_magic(name):
+            yield path
+        else:
+            matches = sorted(m for m in glob.glob(name, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
+            for match in matches:
+                if is_result(Path(match)):
+                    self.skipped.add("own result", match)
+            taken = [match for match in matches if not is_result(Path(match))]
+            if not taken:
+                skipped_text = f"only {self.skipped}" if self.skipped.counts else None
+                raise UsageError(
+                    f"{name}: no file matches this pattern",
+                    found=skipped_text,
+                    fix="check the folder; quote the pattern",
+                )
+            yield from map(Path, taken)
+
+    def _of_storage(self, name: str) -> Iterator[SourceFile]:
+        from mdata.sources.object_files import first_bytes, objects_of
+
+        all_endings, endings = endings_of(self.format, self.formats)
+        objects = objects_of(name, endings, all_endings=all_endings, filter=self.filter, skipped=self.skipped)
+        for facts, head in zip(objects, first_bytes(objects, HEAD_BYTES), strict=True):
+            kind = _format_of(facts.address, head, asked=self.format, formats=self.formats)
+            yield SourceFile(
+                facts.address, facts.size_bytes, facts.modified_ns, kind, compression_of(head), etag=facts.etag
             )
-        yield from map(Path, taken)
 
+    def _of_folder(self, name: str) -> list[Path]:
+        all_endings, endings = endings_of(self.format, self.formats)
+        here = SkippedFiles()
+        files = files_below(Path(name), endings, all_endings=all_endings, filter=self.filter, skipped=here)
+        files = without_metadata(files, here)
+        if not files:
+            plain = [ending for ending in endings if not ending.endswith(_COMPRESSED_ENDINGS[1:])]
+            more = f", also followed by {', '.join(_COMPRESSED_ENDINGS[1:])} (except .parquet, .arrow and .feather)" * (
+                "parquet" in self.formats
+            )
+            raise UsageError(
+                f"{name}: no input in this folder",
+                found=str(here) or None,
+                expected="files that match --include and not --exclude"
+                if self.filter
+                else f"files named *{', *'.join(plain)}" + more * (len(plain) < len(endings)),
+            )
+        self.skipped.update(here)
+        return files
 
-def _of_storage(
-    name: str,
-    format: Literal["auto"] | Format,
-    filter: PathFilter,
-    skipped: SkippedFiles,
-    formats: tuple[Format, ...],
-) -> Iterator[SourceFile]:
-    from mdata.sources.object_files import first_bytes, objects_of
-
-    all_endings, endings = endings_of(format, formats)
-    objects = objects_of(name, endings, all_endings=all_endings, filter=filter, skipped=skipped)
-    for facts, head in zip(objects, first_bytes(objects, HEAD_BYTES), strict=True):
-        kind = _format_of(facts.address, head, asked=format, formats=formats)
-        yield SourceFile(
-            facts.address, facts.size_bytes, facts.modified_ns, kind, compression_of(head), etag=facts.etag
-        )
+    def _look_at(self, path: Path) -> SourceFile:
+        if path == STDIN:
+            if self.format in _BINARY:
+                raise UsageError(f"{self.format} cannot be read from standard input", fix="name the file")
+            _check_stdin()
+            return SourceFile(STDIN, 0, 0, "jsonl" if self.format == "auto" else self.format)
+        try:
+            facts = path.stat()
+            if not stat.S_ISREG(facts.st_mode):
+                raise UsageError(
+                    f"{path} is not a regular file", fix="write it to a file first, or use standard input (-)"
+                )
+            with path.open("rb") as file:
+                head = file.read(HEAD_BYTES)
+        except OSError as error:
+            raise explain_os_error(error, "reading the input") from error
+        kind = _format_of(path, head, asked=self.format, formats=self.formats)
+        return SourceFile(path, facts.st_size, facts.st_mtime_ns, kind, compression_of(head))
 
 
 def endings_of(
@@ -241,51 +272,6 @@ def endings_of(
     """The endings of all formats that are read, and of the requested one."""
     all_endings = tuple(ending for kind in formats for ending in ENDINGS[kind])
     return all_endings, all_endings if format == "auto" else ENDINGS[format]
-
-
-def _of_folder(
-    name: str,
-    format: Literal["auto"] | Format,
-    filter: PathFilter,
-    skipped: SkippedFiles,
-    formats: tuple[Format, ...],
-) -> list[Path]:
-    all_endings, endings = endings_of(format, formats)
-    here = SkippedFiles()
-    files = files_below(Path(name), endings, all_endings=all_endings, filter=filter, skipped=here)
-    files = without_metadata(files, here)
-    if not files:
-        plain = [ending for ending in endings if not ending.endswith(_COMPRESSED_ENDINGS[1:])]
-        more = f", also followed by {', '.join(_COMPRESSED_ENDINGS[1:])} (except .parquet, .arrow and .feather)" * (
-            "parquet" in formats
-        )
-        raise UsageError(
-            f"{name}: no input in this folder",
-            found=str(here) or None,
-            expected="files that match --include and not --exclude"
-            if filter
-            else f"files named *{', *'.join(plain)}" + more * (len(plain) < len(endings)),
-        )
-    skipped.update(here)
-    return files
-
-
-def _look_at(path: Path, format: Literal["auto"] | Format, formats: tuple[Format, ...]) -> SourceFile:
-    if path == STDIN:
-        if format in _BINARY:
-            raise UsageError(f"{format} cannot be read from standard input", fix="name the file")
-        _check_stdin()
-        return SourceFile(STDIN, 0, 0, "jsonl" if format == "auto" else format)
-    try:
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            raise UsageError(f"{path} is not a regular file", fix="write it to a file first, or use standard input (-)")
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-    except OSError as error:
-        raise explain_os_error(error, "reading the input") from error
-    kind = _format_of(path, head, asked=format, formats=formats)
-    return SourceFile(path, facts.st_size, facts.st_mtime_ns, kind, compression_of(head))
 
 
 def _check_stdin() -> None:

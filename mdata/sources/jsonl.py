@@ -167,7 +167,7 @@ def _python_json(line: bytes) -> Any:
     """A line by `json.loads`, with integers of any size: above 64 bits as floats, as orjson gives them.
 
     Raises:
-        Refused: not JSON, or nested too deeply.
+        BadRecord: not JSON, or nested too deeply.
     """
     text = decoded(line)
     if not text.strip():

@@ -259,7 +259,7 @@ def decoded(data: bytes) -> str:
     """Strict UTF-8.
 
     Raises:
-        Refused: names the first wrong byte; says so if the text looks like UTF-16.
+        BadRecord: names the first wrong byte; says so if the text looks like UTF-16.
     """
     try:
         return data.decode()

@@ -15,7 +15,7 @@ def is_kept(look_up: LookUp, spec: ReadSpec) -> bool:
     """Whether a record passes the filter.
 
     Raises:
-        Refused: a value does not have the type that the filter compares it with.
+        BadRecord: a value does not have the type that the filter compares it with.
     """
     if spec.where is None:
         return True
@@ -29,7 +29,7 @@ def filled_text(template: TextTemplate, look_up: LookUp) -> str:
     """The text of a record.
 
     Raises:
-        Refused: a column is missing or null and not optional, or not a text.
+        BadRecord: a column is missing or null and not optional, or not a text.
     """
     texts: list[str] = []
     for part in template.parts:
