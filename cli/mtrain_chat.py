@@ -21,7 +21,7 @@ from mdata.errors import UsageError
 
 from .console import Console
 from .conversation import Stop, Turn, converse
-from .mtrain_model import add_folder_arguments
+from .mtrain_model import add_chat_template, add_folder_arguments
 
 if TYPE_CHECKING:
     from trainer.serve.openai_api import Served
@@ -32,12 +32,7 @@ _DEFAULTS = {"temperature": 0.8, "top_p": 0.95}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain chat --help`."""
     add_folder_arguments(parser)
-    parser.add_argument(
-        "--chat-template",
-        metavar="NAME",
-        help='"tokenizer", "chatml", "plain" or a Jinja file (default: that of the run\'s conversations, otherwise the '
-        "tokenizer's own, otherwise ChatML)",
-    )
+    add_chat_template(parser)
     config = "from generation_config.json, otherwise"
     add_talk_arguments(
         parser,
@@ -75,7 +70,7 @@ def talk_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Load the model and converse."""
     from trainer.checkpoint.location import location_of
     from trainer.serve.errors import ApiError
@@ -125,7 +120,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
                 engine.step()
 
     converse(console, answer, system=arguments.system)
-    return 0
 
 
 def _check_system(served: Served, system: str, console: Console) -> None:

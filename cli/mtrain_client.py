@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_talk_arguments(parser, **dict.fromkeys(("max_tokens", "temperature", "top_p", "top_k"), "the server's"))
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Ask the server for its model, and converse."""
     if arguments.complete and arguments.system:
         raise UsageError("--system has no effect with --complete, which continues lines", fix="leave one of them out")
@@ -56,7 +56,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         yield from server.stream("/v1/chat/completions", {**options, "messages": messages}, stop)
 
     converse(console, answer, system=arguments.system, keeps=not arguments.complete)
-    return 0
 
 
 class RemoteServer:

@@ -41,25 +41,25 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--key", metavar="section.key", help="explain one setting, or those of one section")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Print the requested configuration or setting."""
     options = ("key", "from_megatron", "from_accelerate")
     given = [f"--{name.replace('_', '-')}" for name in options if getattr(arguments, name) is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} are given together", expected="one of them")
     if arguments.from_megatron is not None:
-        return _from_megatron(arguments.from_megatron, console)
-    if arguments.from_accelerate is not None:
-        return _from_accelerate(arguments.from_accelerate, console)
-    from trainer.config.describe import default_toml, describe
+        _from_megatron(arguments.from_megatron, console)
+    elif arguments.from_accelerate is not None:
+        _from_accelerate(arguments.from_accelerate, console)
+    elif arguments.key is not None:
+        _explain(arguments.key, console)
+    else:
+        from trainer.config.describe import default_toml, describe
 
-    if arguments.key is None:
         console.result(default_toml(), {key.name: key.default for key in describe()})
-        return 0
-    return _explain(arguments.key, console)
 
 
-def _explain(name: str, console: Console) -> int:
+def _explain(name: str, console: Console) -> None:
     from mdata.util.option_synonyms import nearest
     from trainer.config.describe import describe
 
@@ -82,7 +82,6 @@ def _explain(name: str, console: Console) -> int:
         for key in keys
     }
     console.result("\n".join(lines), facts)
-    return 0
 
 
 def _default(key: ConfigKey) -> str:
@@ -92,7 +91,7 @@ def _default(key: ConfigKey) -> str:
     return f"; default: {key.not_set or value}"
 
 
-def _from_megatron(text: str, console: Console) -> int:
+def _from_megatron(text: str, console: Console) -> None:
     from trainer.config.parse import problems_error
     from trainer.migrate.evaluation import find_evaluation
     from trainer.migrate.launcher import find_launch
@@ -104,7 +103,7 @@ def _from_megatron(text: str, console: Console) -> int:
             raise problems_error(words[0] if words else evaluation.program, evaluation.refused)
         lines = [*(f"# {note}" for note in evaluation.notes), evaluation.command]
         console.result("\n".join(lines), {"command": evaluation.command, "notes": list(evaluation.notes)})
-        return 0
+        return
     launch = find_launch(script, words[1:])
     title = words[0] if words else launch.program
     migration = migrate(launch.arguments, launch.world_size, program=launch.program)
@@ -114,10 +113,9 @@ def _from_megatron(text: str, console: Console) -> int:
     console.result(
         as_toml(migration, title=f"Megatron-LM: {title}", world_size=launch.world_size, nodes=launch.nodes), facts
     )
-    return 0
 
 
-def _from_accelerate(path: Path, console: Console) -> int:
+def _from_accelerate(path: Path, console: Console) -> None:
     from mdata.errors import os_errors_named
     from trainer.config.parse import problems_error
     from trainer.migrate.accelerate import convert
@@ -139,7 +137,6 @@ def _from_accelerate(path: Path, console: Console) -> int:
     )
     facts = {"settings": migration.tables, "mapped": migration.mapped, "not_needed": migration.not_needed}
     console.result(toml, facts)
-    return 0
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:

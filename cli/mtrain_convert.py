@@ -74,7 +74,7 @@ def add_arguments(parser: Parser) -> None:
     add("--pp", type=int, default=1, metavar="N", help="mp_rank: pipeline stages (default: 1)")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Convert, and print the result."""
     from trainer.checkpoint.location import location_of
     from trainer.convert.compare import check_text, token_ids_text
@@ -112,7 +112,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         lines.append(token_ids_text(ids))
     lines += [f"uploaded to {to_push}"] if to_push else []
     console.result("\n".join(lines), result)
-    return 0
 
 
 def _target(text: str) -> Path:

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--include-path", type=Path, metavar="DIR", help="--tasks: a folder with further tasks")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Score, and print the numbers."""
     from trainer.tasks.in_training import read_evaluations, record_evaluation
 
@@ -80,7 +80,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.all_checkpoints:
         read_evaluations(Path(arguments.model))  # if the file is damaged, before the work
     if ran_on_ranks(arguments, console, command="eval"):
-        return 0
+        return
     with each_opened(arguments, console, command="eval", checkpoints=names) as models:
         for model in models:
             with console.progress() as progress:
@@ -90,7 +90,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
                 record_evaluation(Path(arguments.model), model.step, _curve_numbers(facts, arguments))
         if model.world.is_main:
             _show(rows, console, several=arguments.all_checkpoints)
-    return 0
 
 
 def _curve_numbers(facts: dict[str, Any], arguments: argparse.Namespace) -> dict[str, float]:

@@ -118,7 +118,7 @@ def add_arguments(parser: Parser) -> None:
     parser.set_defaults(**dict.fromkeys(HARDWARE))
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Prepare the data, choose, check, write the file, and train."""
     from trainer.checkpoint.location import location_of
     from trainer.convert.convert import open_model, with_tokenizer
@@ -178,13 +178,13 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         raise surveyed.error("this run")
     if arguments.print:
         console.result(text.rstrip("\n"), {"config": tables, "ranks": ranks})
-        return 0
+        return
     with os_errors_named("writing the run.toml"):
         output.parent.mkdir(parents=True, exist_ok=True)
         atomic_io.atomic_write(output, text.encode())
     facts = summary(config, layout, ranks) if layout or not gpus else "the layout of the command line"
     console.note(f"{output}: {facts}")
-    return train(argparse.Namespace(config=str(output), overrides=[], nproc=ranks), console)
+    train(argparse.Namespace(config=str(output), overrides=[], nproc=ranks), console)
 
 
 def _num_gpus(arguments: argparse.Namespace) -> int:

@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-results", type=int, metavar="N", help="best texts of each prompt (default: 1)")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Generate, and print each prompt with its continuation."""
     from trainer.tasks.generate import check_prompts, read_prompts
 
@@ -104,13 +104,13 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     by_line = {} if arguments.input is None else read_prompts(arguments.input, strict=arguments.strict)
     prompts: list[str | list[int]] = [*(arguments.prompt or []), *by_line.values()]
     if ran_on_ranks(arguments, console, command="generate"):
-        return 0
+        return
     with opened(arguments, console, command="generate") as model:
         model.check_tokens()
         check_prompts(model, by_line, arguments.input)
         if model.fills_masks:
             _fill(model, prompts, arguments=arguments, console=console)
-            return 0
+            return
         if model.start is not None and not prompts:
             raise UsageError(
                 "this model needs a prompt to answer",
@@ -123,7 +123,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
             values = ", ".join(f"{key} {value}" for key, value in recommended.items())
             console.note(f"from the model's generation_config.json: {values}")
         _generate(model, prompts or [""], rules, arguments=arguments, console=console)
-    return 0
 
 
 def _generate(

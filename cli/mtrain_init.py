@@ -110,7 +110,7 @@ def add_arguments(parser: Parser) -> None:
     parser.set_defaults(**dict.fromkeys(HARDWARE))
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Ask, choose a layout, check, and write the file."""
     from trainer.run.launch import survey
 
@@ -135,7 +135,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     ]
     lines.append(f"next: mtrain check {shlex.quote(str(output))}{ranks_there}")
     console.result("\n".join(lines), {"output": str(output), "config": draft.tables, "ranks": ranks})
-    return 0
 
 
 def check_regular(output: Path) -> None:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--add-bos", action="store_true", help="begin a text with the begin-of-text token")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Compute, and write the file."""
     import torch
 
@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"{arguments.output} exists", fix="name a new file")
     prompts = read_prompts(arguments.input, strict=arguments.strict)
     if ran_on_ranks(arguments, console, command="logits"):
-        return 0
+        return
     with opened(arguments, console, command="logits") as model:
         model.check_tokens()
         model.check_no_encoder()
@@ -66,7 +66,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         else:
             for _ in _pieces(model, rows):
                 pass  # the other ranks take part
-    return 0
 
 
 def _pieces(model: Model, rows: list[list[int]]) -> Iterator[Tensor]:

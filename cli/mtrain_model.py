@@ -101,6 +101,16 @@ def add_folder_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     return group
 
 
+def add_chat_template(parser: argparse.ArgumentParser) -> None:
+    """The template of conversations with the model."""
+    parser.add_argument(
+        "--chat-template",
+        metavar="NAME",
+        help='"tokenizer", "chatml", "plain" or a Jinja file (default: that of the run\'s conversations, otherwise the '
+        "tokenizer's own, otherwise ChatML)",
+    )
+
+
 def ran_on_ranks(arguments: argparse.Namespace, console: Console, *, command: str) -> bool:
     """Run this command line on the ranks of --nproc; False: it is for this process, which is one of them or alone."""
     if launched(arguments.nproc) is not None or arguments.nproc in (None, 1):

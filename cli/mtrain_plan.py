@@ -59,7 +59,7 @@ def add_arguments(parser: Parser) -> None:
     add("--launch", type=float, metavar="US", help="microseconds in which the host launches a kernel (default: 6.9)")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Print the plan, or the layouts, as a table."""
     from trainer.plan.facts import plan_facts
     from trainer.plan.plan import make_plan
@@ -70,7 +70,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         arguments.gpus = arguments.ranks if arguments.gpus is None else arguments.gpus
         arguments.ranks = None
     if arguments.gpus is not None:
-        return _list_layouts(arguments, console)
+        _list_layouts(arguments, console)
+        return
     for name in ("nodes", "device", *HARDWARE):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} needs --gpus N, which lists layouts", fix=f"add --gpus, or leave --{name} out")
@@ -84,7 +85,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     lines = [f"{name:<{width}}  {value:>15}" for name, value in rows]
     more = _schedule_lines(config, plan) if arguments.schedule else _kernel_lines(config, plan)
     console.result("\n".join(lines + more), plan_facts(config, plan))
-    return 0
 
 
 def plan_rows(config: RunConfig, plan: Plan) -> list[tuple[str, int]]:
@@ -209,7 +209,7 @@ def _facts(config: RunConfig, console: Console) -> DataFacts | None:
         return None
 
 
-def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
+def _list_layouts(arguments: argparse.Namespace, console: Console) -> None:
     from trainer.plan.layouts import find_layouts, problems_of_every_layout
     from trainer.plan.plan import make_plan
     from trainer.run.measuring import peak_flops
@@ -234,7 +234,6 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     gib, nodes = hardware.memory_bytes / 2**30, counted(hardware.nodes, "node")
     lines.insert(0, f"{hardware.gpus} x {hardware.device.name} of {gib:.0f} GiB on {nodes}; estimates")
     console.result("\n".join(lines), {"layouts": [_layout_facts(layout, hardware, of_peak) for layout in layouts]})
-    return 0
 
 
 def _refuse_idle(arguments: argparse.Namespace) -> None:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page of several runs")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Write the report; print its path, and of one run the losses compared with the baselines."""
     from trainer.launching.run_status import METRICS
     from trainer.report.page import write_comparison, write_report
@@ -46,9 +46,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         path = arguments.output or Path("compare.html")
         write_comparison(folders, path)
         console.result(str(path), {"report": str(path), "runs": list(map(str, folders))})
-        return 0
+        return
     if arguments.output is not None:
         raise UsageError("--output is for several runs", expected="the page of one run is report.html in its folder")
     path, lines = write_report(folders[0])
     console.result("\n".join([*lines, str(path)]), {"report": str(path), "losses": lines})
-    return 0

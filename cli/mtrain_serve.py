@@ -25,7 +25,7 @@ from mdata.util.commands import command_line
 from trainer.parallel.placement import Placement
 
 from .console import Console, Parser
-from .mtrain_model import add_folder_arguments
+from .mtrain_model import add_chat_template, add_folder_arguments
 
 if TYPE_CHECKING:
     from trainer.serve.openai_api import Served
@@ -40,12 +40,7 @@ def add_arguments(parser: Parser) -> None:
     add_folder_arguments(parser)
     add = parser.add_argument
     add("mesh", nargs="*", metavar="mesh.AXIS=N", help="mesh.tp and mesh.pp: ranks along each axis (default: 1)")
-    add(
-        "--chat-template",
-        metavar="NAME",
-        help='"tokenizer", "chatml", "plain" or a Jinja file (default: that of the run\'s conversations, otherwise the '
-        "tokenizer's own, otherwise ChatML)",
-    )
+    add_chat_template(parser)
     add = parser.add_argument_group("the server").add_argument
     add("--host", default="127.0.0.1", metavar="HOST", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, metavar="N", help="0: any free port (default: 8000)")
@@ -75,7 +70,7 @@ def add_arguments(parser: Parser) -> None:
     add("--strict", action="store_true", help="reject requests with unknown fields (default: ignore these)")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Start the ranks and serve until stopped by a signal."""
     import asyncio
 
@@ -107,7 +102,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
             asyncio.run(serve(served, ranks, listener, limits, tell=console.note))
         finally:
             ranks.end()
-    return 0
 
 
 def _served(arguments: argparse.Namespace, console: Console) -> Served:

@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
     add("--parent", type=int, help=argparse.SUPPRESS)  # of the follower that a run starts: the process of rank 0
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Send, and report what could not be sent."""
     from trainer.tracking.follower import SAID, send, tracked_run
     from trainer.tracking.trackers import missing_libraries, webhook_address
@@ -80,7 +80,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if lacks:
         raise ResourceError("some data was not sent", found="; ".join(lacks), fix="run the same command again")
     console.result(f"{folder}: sent to {', '.join(names)} as {run.id.id}", {**dataclasses.asdict(run.id), "to": names})
-    return 0
 
 
 def _is_held(folder: Path) -> bool:

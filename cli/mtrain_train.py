@@ -48,19 +48,18 @@ def add_arguments(parser: Parser) -> None:
     add_run_arguments(parser)
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Check, then train in this process or start ranks; say how it ended if `mtrain launch` asks."""
     from trainer.run.launch import explained_end
 
     try:
-        code = _train(arguments, console)
+        _train(arguments, console)
     except BaseException as error:
         _, code, message = explained_end(error, rank=_rank())
         record_end(os.environ, code=code, who=_who(), message=message)
         raise
     if _rank() == 0:
-        record_end(os.environ, code=code, who=_who())
-    return code
+        record_end(os.environ, code=0, who=_who())
 
 
 def _rank() -> int:
@@ -71,7 +70,7 @@ def _who() -> str:
     return rank_here(_rank())
 
 
-def _train(arguments: argparse.Namespace, console: Console) -> int:
+def _train(arguments: argparse.Namespace, console: Console) -> None:
     from trainer.parallel.world import check_not_ended
     from trainer.run.launch import preflight
     from trainer.run.lost_nodes import after_lost_node
@@ -100,12 +99,10 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     except (KeyboardInterrupt, StoppedError):
         console.note(_where_it_goes_on(config))
         raise
-    return 0
 
 
 def _where_it_goes_on(config: RunConfig) -> str:
     """What the same command will do next, for a user who has stopped it."""
-
     try:
         newest = latest_checkpoint(checkpoints_folder(config))
     except MdataError as error:
@@ -239,8 +236,7 @@ def result_text(
 
 
 def _options_of_data(data: DataSection) -> str:
-    """The options of mtrain eval for the labelled rows of the first validation set, or of the training data; "": none,
-    or unknown."""
+    """The options of mtrain eval for labelled rows: the first validation set, or the training data; "": none known."""
     from mdata import open_blend
 
     if data.kind != "classify":

@@ -39,6 +39,7 @@ IGNORED: Mapping[str, int | str] = MappingProxyType(
 )
 # They change the output and are not supported in this version.
 REFUSED = ("--tokenizer-metadata",)
+FORMATS = ("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text")
 TURNS = ("assistant", "all", "last")
 SCHEMAS = ("messages", "alpaca", "dolly", "pairs")
 _SIZES = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
@@ -84,8 +85,7 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
 
 def _add_input(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    formats = ("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text")
-    add("--input-format", choices=formats, default="auto", metavar="F", help=f"one of {' '.join(formats)}")
+    add("--input-format", choices=FORMATS, default="auto", metavar="F", help=f"one of {' '.join(FORMATS)}")
     add_filter(group)
     documents = ("file", "paragraph")
     add("--text-documents", choices=documents, default="file", metavar="D", help="of plain text: file or paragraph")

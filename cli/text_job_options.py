@@ -10,7 +10,7 @@ from mdata.cleaning.text_job import TextJobOptions, TextJobResult
 from mdata.errors import counted
 
 from .console import SAME_COMMAND, Parser
-from .preprocess_options import OnError, policy_of, size
+from .preprocess_options import FORMATS, OnError, policy_of, size
 
 _NAMES: tuple[str, ...] = (
     "input",
@@ -34,8 +34,7 @@ def add_text_job(parser: Parser) -> None:
     add("--include", nargs="+", default=(), metavar="PATTERN", help="read only these files of folders")
     add("--exclude", nargs="+", default=(), metavar="PATTERN", help="do not read these files of folders")
     add("--json-key", default="text", metavar="KEY", help="key or column of the text (default: text)")
-    formats = ("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text")
-    add("--input-format", choices=formats, default="auto", metavar="F", help=f"one of {' '.join(formats)}")
+    add("--input-format", choices=FORMATS, default="auto", metavar="F", help=f"one of {' '.join(FORMATS)}")
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
     add("--where", metavar="FILTER", help="read only rows that match, such as \"lang = 'en' and n > 9\"")
     add("--compression", choices=("none", "gzip", "zstd"), default="none", help="of the output (default: none)")

@@ -111,9 +111,15 @@ def _files_given(arguments: argparse.Namespace) -> list[str]:
 
 def tokenizer_of(arguments: argparse.Namespace) -> tuple[mdata.Tokenizer, tuple[str, ...]]:
     """The tokenizer that the options name, and the options that have no effect on it."""
-    options, unused = tokenizer_options_of(arguments)
+    spec, unused = spec_of(arguments)
     read = [f"--{name.replace('_', '-')}" for name in FILES_OF.get(arguments.tokenizer_type, ())]
     unused += tuple(name for name in _files_given(arguments) if name not in read)
+    return mdata.load_tokenizer(spec), unused
+
+
+def spec_of(arguments: argparse.Namespace) -> tuple[TokenizerSpec, tuple[str, ...]]:
+    """The tokenizer that the options name, not loaded, and the given options that belong to other types."""
+    options, unused = tokenizer_options_of(arguments)
     spec = TokenizerSpec(
         type=arguments.tokenizer_type,
         model=arguments.tokenizer_model,
@@ -121,4 +127,4 @@ def tokenizer_of(arguments: argparse.Namespace) -> tuple[mdata.Tokenizer, tuple[
         merge_file=arguments.merge_file,
         options=options,
     )
-    return mdata.load_tokenizer(spec), unused
+    return spec, unused

@@ -23,7 +23,7 @@ from mdata.tokenizers.base.tokenizer import TokenizerSpec
 
 from .console import Console
 from .text import table
-from .tokenizer_options import add_tokenizer, add_variants, tokenizer_options_of
+from .tokenizer_options import add_tokenizer, add_variants, spec_of
 
 if TYPE_CHECKING:
     from mdata.tokenizer_training.tokenizer_benchmark import Measured, TypeFacts
@@ -75,16 +75,10 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 def _named(arguments: argparse.Namespace, console: Console) -> TokenizerSpec:
     """The tokenizer that the options name; a note names options that change nothing for it."""
-    options, unused = tokenizer_options_of(arguments)
+    spec, unused = spec_of(arguments)
     for option in unused:
         console.note(f"mdata: {option} has no effect for {arguments.tokenizer_type}")
-    return TokenizerSpec(
-        type=arguments.tokenizer_type,
-        model=arguments.tokenizer_model,
-        vocab_file=arguments.vocab_file,
-        merge_file=arguments.merge_file,
-        options=options,
-    )
+    return spec
 
 
 def _as_text(

@@ -22,7 +22,7 @@ from mdata.tokenizer_training.train_options import TrainOptions
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 
 from .console import Console
-from .preprocess_options import add_filter, size
+from .preprocess_options import FORMATS, add_filter, size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,12 +43,7 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     add(
         "--json-keys", "--json-key", nargs="+", default=("text",), metavar="KEY", help="key of the text (default: text)"
     )
-    add(
-        "--input-format",
-        choices=("auto", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text"),
-        default="auto",
-        help="format of the input (default: auto)",
-    )
+    add("--input-format", choices=FORMATS, default="auto", help="format of the input (default: auto)")
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
     add_filter(group)
     add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="reject longer records (default: 64M)")
