@@ -228,8 +228,7 @@ class AfterStep:
             else:
                 losses |= evaluate_sets(self.engine, sets, limit=limit, progress=progress)
         if self.data.tasks and scores_tasks(step, config.evaluate, last=last):
-            scorer = RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(config.run.folder).name)
-            losses["tasks"] = score_tasks(self.data.tasks, scorer)
+            losses["tasks"] = score_tasks(self.data.tasks, self._scorer)
         return losses
 
     def _answers(self, step: int) -> dict[str, Any]:
@@ -237,9 +236,12 @@ class AfterStep:
         settings, prompts = self.config.evaluate, self.data.prompts
         if not (prompts and scores_tasks(step, settings, last=self.plan.steps)):
             return {}
-        scorer = RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(self.config.run.folder).name)
-        texts = scorer.answers(prompts, most=settings.answer_tokens)
+        texts = self._scorer.answers(prompts, most=settings.answer_tokens)
         return {"answers": [{"prompt": p.text, "answer": text} for p, text in zip(prompts, texts, strict=True)]}
+
+    @property
+    def _scorer(self) -> RunScorer:
+        return RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(self.config.run.folder).name)
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
         if ranked := ranked_by(losses):

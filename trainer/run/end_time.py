@@ -87,8 +87,7 @@ class EndTime:
         """How long before a time limit that kills the last save begins.
 
         Two steps: the one that is running, and the one that carries the vote. Saves differ, and other jobs that reach
-            their
-        limits may save at the same time.
+        their limits may save at the same time.
         """
         return MARGIN_S + 2 * save_s + 2 * max(self._steps, default=0.0)
 

@@ -13,7 +13,8 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
@@ -404,9 +405,8 @@ class Engine:
     def evaluate(self, microbatches: Iterable[Microbatch]) -> float:
         """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token; NaN without any."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        together, rest = 1 if self.plan.pp == 1 else EVALUATED_PER_RANK * self.plan.pp, iter(microbatches)
-        while batches := list(itertools.islice(rest, together)):
-            totals += self.executor.run(self._evaluation(len(batches)), batches)[:2]
+        for sums in self._forward(microbatches):
+            totals += sums[:2]
         for axis in ("pp", "data"):
             all_reduce_(totals, self.world.groups[axis])
         loss_sum, num_tokens = totals.tolist()
@@ -431,16 +431,34 @@ class Engine:
 
     def _sums(self, microbatches: Sequence[Microbatch], count: int, loss: LossFunction | None) -> Tensor:
         """This rank's sums of losses by `components_B`, without gradients: fp64[count]."""
-        own = [stage.loss_function for stage in self.executor.stages.values()]
-        for stage in self.executor.stages.values():
-            stage.loss_function = loss
-        try:
+        with self._other_loss(loss):
             schedule = self._evaluation(len(microbatches))
             totals = self.executor.run(schedule, microbatches, num_components=count)
-        finally:
-            for stage, function in zip(self.executor.stages.values(), own, strict=True):
-                stage.loss_function = function
         return totals[2 : 2 + count].contiguous()
+
+    @contextmanager
+    def _other_loss(self, loss: LossFunction | None) -> Iterator[None]:
+        """A block in which stages compute this loss; None: the model's own."""
+        stages = self.executor.stages.values()
+        before = [stage.loss_function for stage in stages]
+        for stage in stages:
+            stage.loss_function = loss
+        try:
+            yield
+        finally:
+            for stage, function in zip(stages, before, strict=True):
+                stage.loss_function = function
+
+    def _forward(self, microbatches: Iterable[Microbatch]) -> Iterator[Tensor]:
+        """The sums of an evaluation's microbatches, of as many at a time as a pipeline takes together."""
+        rest = iter(microbatches)
+        while batches := list(itertools.islice(rest, self.evaluated_together)):
+            yield self.executor.run(self._evaluation(len(batches)), batches)
+
+    @property
+    def evaluated_together(self) -> int:
+        """Microbatches of an evaluation that go through the pipeline together."""
+        return 1 if self.plan.pp == 1 else EVALUATED_PER_RANK * self.plan.pp
 
     def conversations(self, batch: Batch) -> Microbatch:
         """A batch of pairs whose tokens say their conversation, for `conversation_sums`."""
@@ -499,16 +517,9 @@ class Engine:
             table[batch.components_B] = logits_RC.double()
             return table.new_zeros(())
 
-        own = [stage.loss_function for stage in self.executor.stages.values()]
-        together, rest = 1 if self.plan.pp == 1 else EVALUATED_PER_RANK * self.plan.pp, iter(microbatches)
-        for stage in self.executor.stages.values():
-            stage.loss_function = keep
-        try:
-            while batches := list(itertools.islice(rest, together)):
-                self.executor.run(self._evaluation(len(batches)), batches)
-        finally:
-            for stage, function in zip(self.executor.stages.values(), own, strict=True):
-                stage.loss_function = function
+        with self._other_loss(keep):
+            for _ in self._forward(microbatches):
+                pass  # `keep` has the logits
         logits = table[:-1].contiguous()
         for axis in ("pp", "data"):
             all_reduce_(logits, self.world.groups[axis])

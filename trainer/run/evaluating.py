@@ -24,7 +24,7 @@ from mdata.progress import SILENT, Progress
 from trainer.models.family import family_of
 from trainer.models.stage import NO_PAIR, Microbatch
 from trainer.run.data import evaluation_batches, to_device
-from trainer.run.engine import EVALUATED_PER_RANK, Engine
+from trainer.run.engine import Engine
 from trainer.tasks.classify import Predicted, class_names
 from trainer.tasks.in_training import Prompt
 from trainer.tasks.loaded_model import prompt_ids
@@ -215,7 +215,7 @@ class RunScorer:
         engine, mesh = self.engine, self.engine.world.mesh
         # Ranks that share a row need equal parts of it; FP8's products need multiples of 16 tokens.
         multiple = 32 * mesh.size("tp") * mesh.size("cp")
-        together = engine.dp.size * (1 if engine.plan.pp == 1 else EVALUATED_PER_RANK * engine.plan.pp)
+        together = engine.dp.size * engine.evaluated_together
         left = [number for (number,) in batches_by_length(spans, 1)]
         while left:
             longest = max(1, len(spans[left[0]].ids) - 1)

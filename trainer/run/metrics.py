@@ -27,6 +27,7 @@ from trainer.run.goodput import Tally
 from trainer.run.log_text import event_text, losses_text
 
 METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
+PUT_ASIDE = "metrics-{}.jsonl"  # lines of steps that were repeated
 ENDS = ("finished", "stopped", "failed", "rollback")  # events that end a start of a run
 ALIVE_S = 10.0  # seconds between signs of life
 
@@ -158,12 +159,7 @@ def read_metrics(folder: Path, *, name: str = METRICS) -> list[dict[str, Any]]:
     Raises:
         DamageError: a line that is not a JSON object, or has no step.
     """
-    lines = _read_lines(folder / name)
-    for line in lines:
-        if type(line.get("step")) is not int:
-            shown = json.dumps(line)[:80]
-            raise DamageError(f"{folder / name} has a line without a step", found=shown, fix="remove that line")
-    return lines
+    return [_with_step(line, folder / name) for line in _read_lines(folder / name)]
 
 
 def last_metrics(folder: Path, num_bytes: int = 1 << 19) -> list[dict[str, Any]]:
@@ -186,10 +182,13 @@ def parse_line(line: bytes, path: Path) -> dict[str, Any]:
     Raises:
         DamageError: as `read_metrics`.
     """
-    value = _parsed(line, path, 0)
-    if type(value.get("step")) is not int:
-        raise DamageError(f"{path} has a line without a step", found=json.dumps(value)[:80], fix="remove that line")
-    return value
+    return _with_step(_parsed(line, path, 0), path)
+
+
+def _with_step(line: dict[str, Any], path: Path) -> dict[str, Any]:
+    if type(line.get("step")) is not int:
+        raise DamageError(f"{path} has a line without a step", found=json.dumps(line)[:80], fix="remove that line")
+    return line
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
@@ -204,8 +203,7 @@ def tally_of(folder: Path, sequence_length: int, *, background: bool = True) -> 
         DamageError: a line that is not JSON.
     """
     tally = Tally(sequence_length, background=background)
-    stem, _, suffix = METRICS.partition(".")
-    aside = (path.name for path in folder.glob(f"{stem}-*.{suffix}"))
+    aside = (path.name for path in folder.glob(PUT_ASIDE.format("*")))
     lines = [line for name in (METRICS, *aside) for line in read_metrics(folder, name=name)]
     timed = [line for line in lines if {"time_s", "consumed_samples"} <= line.keys()]  # a user may add others
     signs = [(float(line["time_s"]), 1, line) for line in timed]
@@ -235,8 +233,7 @@ def _keep_until(folder: Path, resumed_step: int | None) -> Path | None:
 
 
 def _free_name(folder: Path) -> Path:
-    stem, _, suffix = METRICS.partition(".")
-    names = (folder / f"{stem}-{number}.{suffix}" for number in itertools.count(1))
+    names = (folder / PUT_ASIDE.format(number) for number in itertools.count(1))
     return next(name for name in names if not os.path.lexists(name))
 
 

@@ -27,7 +27,7 @@ from trainer.config.sections import RunConfig
 from trainer.parallel.collectives import all_reduce_
 from trainer.parallel.world import World
 from trainer.run.data import References, RunData, rounds_of_pairs
-from trainer.run.engine import EVALUATED_PER_RANK, Engine
+from trainer.run.engine import Engine
 from trainer.run.evaluating import without_loss
 
 FILE, _FACTS, _DOING = "reference.npz", "facts", "the reference's log probabilities"
@@ -109,9 +109,9 @@ def _store(config: RunConfig, values: Mapping[str, list[np.ndarray]], *, weights
 def _computed(dataset: mdata.Dataset, engine: Engine) -> list[np.ndarray]:
     """log p of every conversation of a data set, on all ranks; for each component, float64[its conversations]."""
     plan, dp, device = engine.plan, engine.dp, engine.world.device
-    together = 1 if plan.pp == 1 else EVALUATED_PER_RANK * plan.pp
     values = [np.zeros(count) for count in dataset.conversation_counts]
-    for component, batches in rounds_of_pairs(dataset, micro_batch=plan.micro_batch, together=together, dp=dp):
+    rounds = rounds_of_pairs(dataset, micro_batch=plan.micro_batch, together=engine.evaluated_together, dp=dp)
+    for component, batches in rounds:
         moved = [engine.conversations(batch) for batch, _ in batches]
         moved = [batch if counts else without_loss(batch) for batch, (_, counts) in zip(moved, batches, strict=True)]
         numbers = [batch.rows.conversations for batch, _ in batches]

@@ -152,7 +152,7 @@ class Watchdog:
         self._heartbeat = Heartbeat(number=1)
         self._stood: tuple[Any, ...] = ()
         read = range(ranks.world_size) if ranks.rank == 0 else [0]
-        # The last ones.
+        # The last of each.
         self._heartbeats = {rank: Heartbeat(host=ranks.hosts[rank] if ranks.hosts else "") for rank in read}
         self._silent = dict.fromkeys(self._heartbeats, 0)
         self._told = 0  # ticks since a note
@@ -247,12 +247,9 @@ class Watchdog:
                 text = json.dumps(asdict(new_verdict))
                 if self.store.compare_set(_VERDICT, "", text).decode() == text:
                     self._grace_s = HEARD_TICKS * self.tick_s  # the store may be in this process
-                    self._verdict = (
-                        new_verdict  # before the line: where it cannot be printed, this process ends as well
-                    )
-                    self.tell(
-                        f"{new_verdict.problem} ({new_verdict.found}); all ranks are stopped"
-                    )  # a launcher may wait for it
+                    # Before the line, for which a launcher may wait: where it cannot be printed, this process ends too.
+                    self._verdict = new_verdict
+                    self.tell(f"{new_verdict.problem} ({new_verdict.found}); all ranks are stopped")
             self._hear()
             self._failures = 0
         except RuntimeError as error:  # of the store
