@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +79,19 @@ class TrainResult:
     goodput: Goodput | None = None
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What every start of a run in this process has in common, beside the configuration."""
+
+    owner: Owner
+    loss: LossFunction | None
+    callbacks: Sequence[Callback]
+    progress: Progress
+    watch: Callable[[Action | None], None] | None
+    ranks: RankTimes | None
+    follower: Follower
+
+
 def train(
     config: RunConfig,
     world: World | None = None,
@@ -117,12 +129,11 @@ def train(
         _rank_named(world),
         closing(Follower(progress.note)) as follower,  # waited for after the end of the run is written
     ):
+        given = _Given(owner, loss, callbacks, progress, watch, ranks, follower)
         rolled_back = False
         while True:
             with suppress(RollBackError):
-                return _train(
-                    config, world, owner, loss, callbacks, progress, watch, ranks, follower, rolled_back=rolled_back
-                )
+                return _train(config, world, given, rolled_back=rolled_back)
             rolled_back = True
             gc.collect()  # the model, whose memory the next one needs
             if world.device.type == "cuda":
@@ -155,24 +166,13 @@ def _joined(config: RunConfig, world: World | None) -> Iterator[World]:
         leave_world()
 
 
-def _train(
-    config: RunConfig,
-    world: World,
-    owner: Owner,
-    loss: LossFunction | None,
-    callbacks: Sequence[Callback],
-    progress: Progress,
-    watch: Callable[[Action | None], None] | None,
-    times: RankTimes | None,
-    follower: Follower,
-    *,
-    rolled_back: bool,
-) -> TrainResult:
+def _train(config: RunConfig, world: World, given: _Given, *, rolled_back: bool) -> TrainResult:
     """One start: open the data, find the checkpoint, plan, build the engine; then the steps.
 
     Raises:
         RollBackError: a spike sends the run back; the caller starts again.
     """
+    progress = given.progress
     data = open_data(config, progress=progress)
     resume_point = found_by_all(config, world)
     config = together(
@@ -203,26 +203,14 @@ def _train(
     with explained(config, plan, rank=world.rank, on_gpu=world.device.type != "cpu"):
         of_pairs = config.data.kind == "pairs"
         fresh = newest is None or (of_pairs and needs_first_weights(config, data, world))
-        engine = Engine(config, plan, world=world, fresh=fresh, first=start.first, loss=loss)
+        engine = Engine(config, plan, world=world, fresh=fresh, first=start.first, loss=given.loss)
         if of_pairs:
             engine.references = references(config, data, engine=engine, is_first=fresh, progress=progress)
         if newest:
             engine.load(newest)
-        if watch is not None:
-            engine.executor.watch = watch
-        return _go_on(
-            start,
-            unrecorded,
-            owner=owner,
-            data=data,
-            batches=batches,
-            engine=engine,
-            callbacks=callbacks,
-            progress=progress,
-            times=times,
-            follower=follower,
-            rolled_back=rolled_back,
-        )
+        if given.watch is not None:
+            engine.executor.watch = given.watch
+        return _go_on(start, unrecorded, given, data=data, batches=batches, engine=engine, rolled_back=rolled_back)
 
 
 def _check_folders(config: RunConfig, plan: Plan, done: Done) -> None:
@@ -234,30 +222,24 @@ def _check_folders(config: RunConfig, plan: Plan, done: Done) -> None:
 def _go_on(
     start: Start,
     unrecorded: RunState | None,
+    given: _Given,
     *,
-    owner: Owner,
     data: RunData,
     batches: Iterator[list[Batch]],
     engine: Engine,
-    callbacks: Sequence[Callback],
-    progress: Progress,
-    times: RankTimes | None,
-    follower: Follower,
     rolled_back: bool,
 ) -> TrainResult:
     """The steps that are left; on rank 0 with the files of the run folder, its log and its trackers."""
     config, done, newest, plan, world = start.config, start.done, start.folder, engine.plan, engine.world
+    owner, progress, follower = given.owner, given.progress, given.follower
     held = {
         "rank": world.rank,
         **world.coordinates._asdict(),
         **held_parameters(engine.optimizer, engine.executor.stages),
     }
     held_by_rank = gather_objects(held, world.groups["world"])
-    loop = partial(
-        _Loop, start, data, batches, engine, owner=owner, callbacks=callbacks, progress=progress, times=times
-    )
     if not world.is_main:
-        return loop(log=None).run(unrecorded)
+        return _Loop(start, data, batches, engine, given, log=None).run(unrecorded)
     folder = write_run_files(config, plan, data=data, start=start, note=progress.note)
     write_ranks(folder, held_by_rank)
     for line in header(config, plan, start=start, device=device_text(world.device)):
@@ -286,7 +268,7 @@ def _go_on(
         if tracks:  # after the start is written
             follower.start(folder)
             log.after_line = follower.poll
-        result = loop(log=log).run(unrecorded)
+        result = _Loop(start, data, batches, engine, given, log=log).run(unrecorded)
         log.event("finished" if result.step == plan.steps else "stopped", {"step": result.step})
         return result
 
@@ -318,27 +300,24 @@ class _Loop:
         data: RunData,
         batches: Iterator[list[Batch]],
         engine: Engine,
+        given: _Given,
         *,
-        owner: Owner,
         log: MetricsWriter | None,
-        callbacks: Sequence[Callback],
-        progress: Progress,
-        times: RankTimes | None,
     ) -> None:
-        self.batches = batches
-        self.config, self.done, self.data, self.engine, self.progress = start.config, start.done, data, engine, progress
+        self.batches, self.data, self.engine, self.progress = batches, data, engine, given.progress
+        self.config, self.done = start.config, start.done
         self.plan = engine.plan
         last = _last_step(self.done.steps, self.config, self.plan)
         self.after = AfterStep(
             self.config,
             engine,
             data=data,
-            owner=owner,
+            owner=given.owner,
             log=log,
-            progress=progress,
+            progress=given.progress,
             last=last,
-            callbacks=callbacks,
-            times=times,
+            callbacks=given.callbacks,
+            times=given.ranks,
             spikes=start.spikes,
         )
         # Whether the last step counts decides the learning rate of the next.
