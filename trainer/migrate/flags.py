@@ -198,9 +198,9 @@ _TABLE = """
 --start-weight-decay | float | | optimizer.weight_decay | with --weight-decay-incr-style
 --end-weight-decay | float | | optimizer.weight_decay_end |
 --weight-decay-incr-style | text | constant | optimizer.weight_decay_schedule |
---adam-beta1 | float | 0.9 | = optimizer.beta1 |
---adam-beta2 | float | 0.999 | = optimizer.beta2 |
---adam-eps | float | 1e-08 | = optimizer.epsilon |
+--adam-beta1 | float | 0.9 | optimizer.beta1 | with --optimizer adam or muon, like the next two
+--adam-beta2 | float | 0.999 | optimizer.beta2 |
+--adam-eps | float | 1e-08 | optimizer.epsilon |
 --sgd-momentum | float | 0.9 | optimizer.momentum | with --optimizer sgd
 --muon-momentum | float | 0.9 | optimizer.muon_momentum | with --optimizer muon, like all --muon arguments
 --muon-nesterov | switch | | optimizer.muon_nesterov |

@@ -18,12 +18,28 @@ PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 _GPT2_VOCABULARY = 50257
 _TIKTOKEN_VOCABULARY = 1 << 17
 _LATENT_ORIGINAL = 4096
+_CAUSAL = (
+    "--window-size",
+    "--softmax-type",
+    "--mtp-num-layers",
+    "--multi-latent-attention",
+    "--context-parallel-size",
+)
+_NOT_OF = {  # family -> arguments that its models here do not have
+    "bert": (*_CAUSAL, "--untie-embeddings-and-output-weights"),
+    "t5": (*_CAUSAL, "--qk-layernorm", "--group-query-attention"),
+    "mamba": ("--mtp-num-layers", "--multi-latent-attention", "--no-rope-freq", "--window-attn-skip-freq"),
+}
+_OFF = {"--softmax-type": "vanilla", "--context-parallel-size": 1}
 
 
 def model_rules(a: Given) -> Iterator[Setting | Refusal]:
     """Settings of [model]."""
     if a.family != "gpt":
         yield Setting("model.family", a.family, ())
+    for flag in _NOT_OF.get(a.family, ()):
+        if a[flag] and a[flag] != _OFF.get(flag):
+            yield Refusal(flag, f'not supported with {a.program}, whose models are of model.family="{a.family}"')
     if a.family == "bert":
         yield Setting("model.bert.binary_head", not a["--bert-no-binary-head"], ("--bert-no-binary-head",), True)
         yield Setting("model.bert.head_activation", "gelu_erf", (), note="Megatron-LM fuses none in this head")
@@ -43,7 +59,7 @@ def model_rules(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("model.mtp.num_layers", a["--mtp-num-layers"], flags[:1])
         yield Setting("model.mtp.loss_factor", a["--mtp-loss-scaling-factor"], flags[1:])
     yield from _mlp(a)
-    if a["--num-experts"] and a.continues_text:
+    if has_experts(a):
         yield from _experts(a)
     yield from _mixers(a)
     yield from _vocabulary(a)
@@ -232,6 +248,12 @@ _ACTIVATIONS = ("--swiglu", "--squared-relu", "--quick-geglu")
 def _ffn_hidden_size(a: Given) -> int:
     hidden: int = a["--hidden-size"] or 0
     return int(a["--ffn-hidden-size"] or (4 * hidden * 2 // 3 // 64 * 64 if a["--swiglu"] else 4 * hidden))
+
+
+def has_experts(a: Given) -> bool:
+    """Whether layers of the model have experts; those of hybrid models only where the pattern says E."""
+    pattern = next((a[flag] for flag in PATTERNS if a[flag]), "")
+    return bool(a["--num-experts"]) and (a.family == "gpt" or (a.family == "mamba" and "E" in pattern))
 
 
 def _experts(a: Given) -> Iterator[Setting | Refusal]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from mdata import UsageError
 from mdata.loader.batch_sizes import by_steps
 from trainer.migrate.arguments import Given
+from trainer.migrate.rules_model import has_experts
 from trainer.migrate.settings import Refusal, Setting, is_count
 
 _SCHEDULES = {
@@ -218,7 +219,7 @@ def _rearranged(a: Given) -> Iterator[Setting | Refusal]:
 def _skipped(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
     """Iterations that are read and left out; Megatron-LM counts those done before them."""
     name, words = "--iterations-to-skip", a["--iterations-to-skip"]
-    if not words:
+    if not words or a["--mock-data"]:  # which are the same with other samples
         return
     if not all(map(is_count, words)):
         yield Refusal(name, "expected whole numbers, the iterations to skip")
@@ -240,7 +241,7 @@ def _mesh(a: Given) -> Iterator[Setting | Refusal]:
     yield Setting("mesh.sequence_parallel", both, ("--sequence-parallel",))
     yield Setting("mesh.pp", a["--pipeline-model-parallel-size"], ("--pipeline-model-parallel-size",), 1)
     yield Setting("mesh.cp", a["--context-parallel-size"], ("--context-parallel-size",), 1)
-    if a["--num-experts"]:
+    if has_experts(a):
         yield Setting("mesh.ep", a["--expert-model-parallel-size"], ("--expert-model-parallel-size",), 1)
         if a["--expert-tensor-parallel-size"]:
             yield Setting("mesh.etp", a["--expert-tensor-parallel-size"], ("--expert-tensor-parallel-size",))
@@ -413,6 +414,9 @@ def _optimizer(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
         yield from _muon(a)
     else:
         yield Refusal("--optimizer", f"{a['--optimizer']} is not supported; adam is the nearest")
+    if a["--optimizer"] != "sgd":
+        for flag, key in (("--adam-beta1", "beta1"), ("--adam-beta2", "beta2"), ("--adam-eps", "epsilon")):
+            yield Setting(f"optimizer.{key}", a[flag], (flag,))
     yield from _learning_rate(a, batch)
     yield from _weight_decay(a, batch)
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer.migrate.arguments import PROGRAM
+from trainer.config.parse import load_config
+from trainer.migrate.arguments import PROGRAM, PROGRAMS
 from trainer.migrate.flags import flag_table
-from trainer.migrate.migrate import Migration, migrate
+from trainer.migrate.migrate import Migration, as_toml, migrate
 from trainer.migrate.other_flags import REMOVED
+from trainer.plan.check import check
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "megatron_arguments.json"
 ARGUMENTS: dict[str, list[str | None]] = json.loads(GOLDEN.read_text(encoding="utf-8"))
@@ -142,7 +145,7 @@ EXAMPLES = f"""
 --softmax-type | | learnable | "learned"
 --quick-geglu | --no-bias-gelu-fusion | | "quick_geglu"
 --hybrid-override-pattern | | M*-MM*-M | "M*-MM*-M"
---hybrid-layer-pattern | | 'M*-M|M*-M' | "M*-MM*-M"
+--hybrid-layer-pattern | --pipeline-model-parallel-size 2 | 'M*-M|M*-M' | "M*-MM*-M"
 --hybrid-attention-ratio | | 0.25 | 0.25
 --hybrid-mlp-ratio | | 0.25 | 0.25
 --mamba-num-heads | | 16 | 16
@@ -385,6 +388,29 @@ def test_a_mapped_argument_sets_its_key(name: str, monkeypatch: pytest.MonkeyPat
     )
     if name in ARGUMENTS and not without.refused:
         assert (ARGUMENTS[name][2] == "written") == (flag.key in _settings(without)), (name, before)
+
+
+OF_OTHERS = r"has no meaning|not supported by model\.family|is for model\.family|applies only to|has none|no layer with"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_program_gets_settings_that_its_runs_do_not_have(program: str, tmp_path: Path) -> None:
+    """Each argument with each program: refused here, without effect, or set in a file that `mtrain check` accepts."""
+    more = ["--decoder-seq-length", "16"] if program == "pretrain_t5.py" else []
+    loaded, wrong = 0, list[str]()
+    for name, words in [
+        *((name, ROWS[name][1]) for name in MAPPED),
+        ("--optimizer", "sgd"),
+        ("--softmax-type", "learnable"),
+    ]:
+        migration = migrate([*_words(ROWS[name][0]), *more, name, *shlex.split(words)], 8, program=program)
+        if migration.refused:
+            continue
+        (tmp_path / "run.toml").write_text(as_toml(migration, title="example", world_size=8), encoding="utf-8")
+        problems = check(load_config(tmp_path / "run.toml"), 8, facts=None)
+        wrong += [f"{name}: {text}" for text in problems if re.search(OF_OTHERS, text)]
+        loaded += 1
+    assert wrong == [] and loaded > 50
 
 
 @pytest.mark.parametrize("name", [name for name, flag in TABLE.items() if flag.use != "mapped"])
