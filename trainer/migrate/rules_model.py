@@ -323,8 +323,17 @@ def _mixers(a: Given) -> Iterator[Setting | Refusal]:
             continue
         yield Setting("model.mamba.pattern", pattern, (flag,))
         yield Setting("model.num_layers", len(pattern), ("--num-layers", flag), note="those of the pattern, as there")
-        if len(stages) > 1:
-            yield Setting("mesh.layers_per_stage", tuple(map(len, stages)), (flag,), note="its | cut it into stages")
+        pp = a["--pipeline-model-parallel-size"]
+        if len(stages) == 1:
+            continue
+        if pp < 2 or len(stages) % pp:
+            ranks = f"{len(stages)} stages for --pipeline-model-parallel-size {pp}"
+            yield Refusal(flag, f"{ranks}; leave | out, or choose a multiple of the ranks, which are 2 or more")
+            continue
+        yield Setting("mesh.layers_per_stage", tuple(map(len, stages)), (flag,), note="its | cut it into stages")
+        if len(stages) > pp:
+            yield Setting("mesh.schedule", "interleaved", (flag,))
+            yield Setting("mesh.virtual_pipeline", len(stages) // pp, (flag,))
 
 
 def _expert_layers(a: Given) -> Iterator[Setting | Refusal]:

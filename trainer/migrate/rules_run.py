@@ -261,6 +261,9 @@ def _stages(a: Given) -> Iterator[Setting | Refusal]:
         return
     counted_layers = layers + sum(bool(a[flag]) for flag in counted)
     chunks = a[per_rank] or (counted_layers // (pp * a[per_stage]) if (a[per_stage] or 0) > 0 else 1)
+    if not a[per_rank] and (a[per_stage] or 0) > 0 and pp > 1 and counted_layers % (pp * a[per_stage]):
+        yield Refusal(per_stage, f"{layers} layers cannot be divided like this; Megatron-LM refuses it too")
+        return
     if pp > 1 and chunks > 1:
         flag = per_rank if a[per_rank] else per_stage
         yield Setting("mesh.schedule", "interleaved", (flag,))

@@ -413,6 +413,13 @@ def test_no_program_gets_settings_that_its_runs_do_not_have(program: str, tmp_pa
     assert wrong == [] and loaded > 50
 
 
+@pytest.mark.parametrize("per_stage", [3, 16])
+def test_layers_that_cannot_be_divided_into_virtual_stages_are_refused(per_stage: int) -> None:
+    words = [*_words(PIPELINE), "--num-layers-per-virtual-pipeline-stage", str(per_stage)]
+    (line,) = migrate([*words, "--account-for-loss-in-pipeline-split", "--num-layers", "15"], 8).refused
+    assert line.endswith("Megatron-LM refuses it too")
+
+
 @pytest.mark.parametrize("name", [name for name, flag in TABLE.items() if flag.use != "mapped"])
 def test_others_are_not_needed_or_refused_with_a_reason(name: str) -> None:
     flag = TABLE[name]

@@ -675,6 +675,7 @@ def test_mamba_and_hybrids_are_planned(tmp_path: Path) -> None:
         ("--hybrid-override-pattern M-M*-M-M", "M-M*-M-M", ()),
         ("--hybrid-attention-ratio 0.125 --hybrid-mlp-ratio 0.375", "M-MM*-M-", ()),
         ("--pipeline-model-parallel-size 2 --hybrid-layer-pattern M-M|*-M-M", "M-M*-M-M", (3, 5)),
+        ("--pipeline-model-parallel-size 2 --hybrid-layer-pattern M-|M|*-M|-M", "M-M*-M-M", (2, 1, 3, 2)),
         ("--hybrid-layer-pattern M-M*-M-M --num-layers 9", "M-M*-M-M", ()),
     ):
         found = migrate([*base.split(), *words.split()], 2, program="pretrain_mamba.py")
