@@ -139,18 +139,24 @@ def test_ranks_of_nproc_answer_as_one_process_does(
         assert main(words) == 0
         found.append(json.loads(capfd.readouterr().out))
     assert all(answer == found[0] for answer in found)
+    if SOAK == 1:  # logits of ranks: tests/trainer/tasks; that a task may start them was just seen
+        return
     output = tmp_path / "logits.safetensors"
     assert main(["logits", model, "--input", prompts, "--output", str(output), "--nproc", "2"]) == 0
     assert load_file(output)["1"].shape[0] == 2
     assert capfd.readouterr().out == f"2 rows in {output}\n"
 
 
-def test_an_error_of_ranks_of_nproc_is_told_once(
-    model: str, prompts: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.soak  # in `make test` that of a rank of `train`, in tests/cli/test_mtrain.py
+def test_an_error_of_ranks_of_nproc_is_told_once(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", model, "--nproc", "3", "--max-tokens", "2"]) == 2
     error = capfd.readouterr().err
     assert error.count("mtrain: error: ") == 1 and "cannot be divided over tp=3 x pp=1 ranks" in error
+
+
+def test_a_number_of_ranks_that_cannot_be_is_refused(
+    model: str, prompts: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["generate", model, "--nproc", "0"]) == 2
     assert "--nproc is too small" in capfd.readouterr().err
     monkeypatch.setenv("RANK", "0")
@@ -170,7 +176,7 @@ def test_ranks_end_without_an_error_once_the_reader_of_their_output_has_gone(mod
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.soak  # in `make test` those of tests/cli/test_mtrain.py, which `launch` starts too
+@pytest.mark.soak  # in `make test` those of tests/cli/test_mtrain.py and tests/trainer/run/test_launch.py
 @pytest.mark.parametrize(
     ("number", "code", "text"),
     [
