@@ -22,6 +22,7 @@ COLLECTIVES = {
 }  # fmt: skip
 _STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
 _WRITING = {"os.O_CREAT", "os.O_WRONLY", "os.O_RDWR"}
+ENVIRONMENT = ("os.environ", "os.getenv")
 GROUPS = {"init_process_group", "destroy_process_group", "new_group", "new_subgroups", "init_device_mesh"}
 
 Finding = tuple[str, str]
@@ -136,7 +137,9 @@ def no_global(source: Source) -> Iterator[Finding]:
 
 def collectives_in_one_file(source: Source) -> Iterator[Finding]:
     """Collectives are called in parallel/collectives.py, process groups are made in parallel/world.py; nowhere else."""
-    aliases = _aliases(source.tree, "torch.distributed")
+    if "distributed" not in source.text:
+        return
+    aliases = _aliases(source, "torch.distributed")
     for node in source.nodes:
         name = None
         if isinstance(node, ast.Attribute):
@@ -240,9 +243,10 @@ def no_stub(source: Source) -> Iterator[Finding]:
 
 def no_environment_at_import(source: Source) -> Iterator[Finding]:
     """The environment is read where it is used, never while a module is imported."""
-    inside = {id(child) for _, node, _ in functions(source) for child in ast.walk(node)}
-    for node in source.nodes:
-        if isinstance(node, ast.Attribute) and _dotted(node) in ("os.environ", "os.getenv") and id(node) not in inside:
+    reads = [node for node in source.nodes if isinstance(node, ast.Attribute) and _dotted(node) in ENVIRONMENT]
+    inside = {id(child) for _, node, _ in functions(source) for child in ast.walk(node)} if reads else set()
+    for node in reads:
+        if id(node) not in inside:
             yield source.path, f"line {node.lineno}: {_dotted(node)} at import"
 
 
@@ -285,11 +289,11 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, str | None]]:
         yield from ((node.module, alias.name) for alias in node.names)
 
 
-def _aliases(tree: ast.Module, module: str) -> set[str]:
+def _aliases(source: Source, module: str) -> set[str]:
     """The names under which a file imports a module."""
     found = {module}
     package, _, last = module.rpartition(".")
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             found |= {alias.asname for alias in node.names if alias.name == module and alias.asname}
         elif isinstance(node, ast.ImportFrom) and node.module == package:
