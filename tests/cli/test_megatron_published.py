@@ -155,6 +155,7 @@ def test_what_does_not_fit_is_named(words: str, told: str, here: Path, capsys: p
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.soak  # in `make test` processes share a copy in tests/trainer/convert/test_published_archive.py
 def test_ranks_that_unpack_an_archive_each_agree(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = ("texts_text_document.json", "--gpus", "0", "--print", "--folder", "runs/two")
     assert main(["finetune", "gpt.zip", *data]) == 0

@@ -551,10 +551,11 @@ def test_ctrl_c_saves_and_leaves_no_rank(real_run: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("number", "code", "text"),
     [
-        pytest.param(signal.SIGTERM, 75, "stopped by SIGTERM", marks=pytest.mark.soak),
+        (signal.SIGTERM, 75, "stopped by SIGTERM"),
         (signal.SIGKILL, 5, "mtrain: error: rank 1 was killed by SIGKILL\n  try: "),
     ],
 )
+@pytest.mark.soak  # in `make test` those of tests/trainer/run/test_launch.py and of `mtrain serve`
 def test_a_rank_that_is_ended_from_outside_is_told(
     real_run: Path, tmp_path: Path, number: signal.Signals, code: int, text: str
 ) -> None:

@@ -109,16 +109,17 @@ def _ranks(node: subprocess.Popen[bytes]) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", soaked([1, RANKS], but=[1]))
 def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, torchrun, ranks) -> None:
-    """On either node, the one with rank 0 included."""
+    """That with rank 0; in `make soak` on either node."""
     straight, config = run_in(tmp_path / "straight", steps=80), run_in(tmp_path / "run", steps=80)
-    nodes = torchrun(config, restarts=2, ranks=ranks)
-    for kills, node in enumerate((1, 0), 1):
+    killed = (1, 0) if ranks > 1 else (0,)
+    nodes = torchrun(config, restarts=len(killed), ranks=ranks)
+    for kills, node in enumerate(killed, 1):
         _wait(nodes, lambda kills=kills: len(_starts(config)) == kills and len(_curve(config)) >= 7 * kills)
         os.kill(_ranks(nodes[node])[-1], signal.SIGKILL)
     assert [node.wait(300) for node in nodes] == [0, 0], (tmp_path / "node-0.log").read_text()[-3000:]
     starts = _starts(config)
-    assert [start["attempt"] for start in starts] == [1, 2, 3]
-    assert all(start["step"] % 5 == 0 for start in starts) and starts[2]["step"] >= starts[1]["step"] > 0
+    assert [start["attempt"] for start in starts] == list(range(1, len(killed) + 2))
+    assert all(start["step"] % 5 == 0 for start in starts) and starts[-1]["step"] >= starts[1]["step"] > 0
     run_ranks(_undisturbed, NODES * ranks, straight, timeout_s=900)
     assert _curve(config) == _curve(straight)
 
@@ -205,15 +206,15 @@ def test_of_one_to_two_nodes_the_one_that_is_left_waits_for_the_other(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shares_store", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("num_nodes", "shares_store"), soaked([(1, True), (2, True), (2, False)], but=[(1, True)]))
 def test_a_run_that_ended_on_purpose_is_not_trained_on_by_the_restarts_of_its_job(
-    tmp_path, monkeypatch, torchrun, shares_store
+    tmp_path, monkeypatch, torchrun, num_nodes, shares_store
 ) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", str(int(not shares_store)))
     config = run_in(tmp_path / "run", steps=10**6)
     config = replace(config, run=replace(config.run, exit_after=0.01))
-    nodes = torchrun(config, restarts=1, ranks=1)
-    assert [node.wait(300) for node in nodes] == [1, 1], "torchrun's own code"
+    nodes = torchrun(config, restarts=1, ranks=1, nodes=str(num_nodes), which=range(num_nodes))
+    assert [node.wait(300) for node in nodes] == [1] * num_nodes, "torchrun's own code"
     (start,) = _starts(config)
     assert start["step"] == 0
     (stopped,) = (event for event in read_events(Path(config.run.folder)) if event["event"] == "stopped")
