@@ -301,7 +301,7 @@ def test_a_run_that_has_ended_removes_what_a_kill_after_its_last_step_left(confi
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-6"]
 
 
-KILLS = 50 * SOAK if SOAK > 1 else 7  # 1,000 in `make soak`
+KILLS = 50 * SOAK if SOAK > 1 else 4  # 1,000 in `make soak`
 
 
 @pytest.mark.scaled

@@ -391,7 +391,7 @@ def test_a_stopped_command_leaves_no_rank(parent, number, code, text) -> None:
     ("number", "fails", "code", "text"),
     [
         pytest.param(signal.SIGINT, False, 130, "mtrain: interrupted\n", marks=pytest.mark.soak),
-        (signal.SIGTERM, False, 75, "mtrain: error: saved and stopped\n"),
+        pytest.param(signal.SIGTERM, False, 75, "mtrain: error: saved and stopped\n", marks=pytest.mark.soak),
         (signal.SIGTERM, True, 5, "mtrain: error: no room for a checkpoint\n"),
     ],
 )

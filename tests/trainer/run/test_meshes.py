@@ -17,18 +17,10 @@ import pytest
 from tests.helpers.examples import soaked
 from tests.helpers.pairwise import Row, pairwise
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import (
-    assemble,
-    check_same_gradients,
-    layouts,
-    microbatches,
-    reduced,
-    small_config,
-    with_documents,
-)
+from tests.trainer.engines import assemble, check_same_gradients, small_config
 from tests.trainer.optim.test_sharding import _same_bits, _train
+from tests.trainer.run.mesh_steps import gradients, train_steps
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
-from trainer.parallel.collectives import all_reduce_
 from trainer.plan.check import check
 
 BATCH = 8  # microbatches for eight pipeline ranks
@@ -103,21 +95,9 @@ def _alone(config: RunConfig) -> RunConfig:
     return replace(config, mesh=MeshSection(), optimizer=optimizer, recompute=RecomputeSection())
 
 
-def _gradients(context: Any, config: RunConfig, documents: bool) -> Any:
-    """(loss and tokens, gradients of one step as the optimizer sees them)."""
-    engine = layouts(context, config)
-    batches = microbatches(engine, 0)
-    if documents:
-        batches = with_documents(batches)
-    totals = engine.add_gradients(batches)
-    for axis in ("pp", "data"):
-        all_reduce_(totals, engine.world.groups[axis])
-    return totals.tolist(), reduced(engine, totals[1])
-
-
 @functools.cache
 def _whole(config: RunConfig, ranks: int, documents: bool) -> Any:
-    results = run_ranks(_gradients, ranks, config, documents, timeout_s=300)
+    results = run_ranks(gradients, ranks, config, documents, timeout_s=300)
     assert all(totals == results[0][0] for totals, _ in results)
     return results[0][0], assemble([part for _, parts in results for part in parts])
 
@@ -130,18 +110,9 @@ def _check_gradients(row: Row) -> None:
     check_same_gradients(got, expected)
 
 
-def _train_steps(context: Any, config: RunConfig, documents: bool, steps: int) -> list[float]:
-    """At a rate that does not amplify rounding: at 1e-2 some rows part by 1.7e-4, and by 5e-13 in fp64."""
-    engine, losses = layouts(context, config), []
-    for step in range(steps):
-        batches = microbatches(engine, step % 4)
-        losses.append(engine.step(with_documents(batches) if documents else batches, 3e-3).read().loss)
-    return losses
-
-
 @functools.cache
 def _losses(config: RunConfig, ranks: int, documents: bool, steps: int) -> list[list[float]]:
-    return run_ranks(_train_steps, ranks, config, documents, steps, timeout_s=600)
+    return run_ranks(train_steps, ranks, config, documents, steps, timeout_s=600)
 
 
 def _check_losses(row: Row, *, steps: int = 20) -> None:

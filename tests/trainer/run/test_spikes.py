@@ -24,6 +24,7 @@ from cli.mtrain import main as mtrain
 from mdata.tracing.run_folder import trace_run
 from mdata.tracing.run_record import read_record
 from mdata.util import file_lock
+from tests.helpers.examples import soaked
 from tests.helpers.failures import Killed
 from tests.helpers.posts import receiving_posts
 from tests.helpers.ranks import run_ranks
@@ -224,7 +225,7 @@ def test_rolling_back_is_the_run_from_that_checkpoint_without_these_samples(corp
     assert losses(config)[STEPS] != losses(reported)[STEPS]
 
 
-@pytest.mark.parametrize(("keep", "saved"), [(9, 102), (1, 119)])
+@pytest.mark.parametrize(("keep", "saved"), soaked([(9, 102), (1, 119)], but=[(1, 119)]))
 def test_no_checkpoint_was_trained_on_what_is_recorded_as_skipped(corpora, tmp_path, keep, saved):
     """It returns to before `skip_before` steps too; where it cannot, it trained on these, and does not deny it."""
     config = config_of(tmp_path / "run", corpora.blend, action="roll_back", skip_before=1, skip_after=FAULTS - 1)
