@@ -13,7 +13,7 @@ the implementation of plain.py.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -41,34 +41,30 @@ class AttentionKernel(Protocol):
         """Whether it takes queries of this dtype and width, on their device."""
 
     @staticmethod
-    def forward(heads: tuple[Tensor, Tensor, Tensor], *, causal: bool, scale: float | None) -> Attended:
+    def forward(heads: Sequence[Tensor], *, causal: bool, scale: float | None) -> Attended:
         """Attention; `causal` requires as many queries as keys."""
 
     @staticmethod
     def backward(
-        dy_BHSK: Tensor, heads: tuple[Tensor, Tensor, Tensor], *, attended: Attended, causal: bool, scale: float | None
+        dy_BHSK: Tensor, heads: Sequence[Tensor], *, attended: Attended, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of queries, keys and values, given the result and sums of the whole softmax in `attended`."""
 
     @staticmethod
-    def merge_(y_BHSK: Tensor, own: Attended, before: Attended) -> Tensor:
+    def merge_(y_BHSK: Tensor, sums_BHS1: Tensor, other_BHSK: Tensor, other_sums_BHS1: Tensor) -> None:
         """See the function `merge_`."""
 
 
-def merge_(y_BHSK: Tensor, own: Attended, before: Attended) -> Tensor:
-    """Write the result of attending to both halves into y; returns the logarithms of its sums."""
-    return _merge_(y_BHSK, *own[:2], *before[:2])
-
-
-def _merge_(y: Tensor, own: Tensor, own_sums: Tensor, before: Tensor, before_sums: Tensor) -> Tensor:
-    share = torch.sigmoid(before_sums - own_sums)  # of the keys before the chunk
-    y.copy_(torch.lerp(own.to(share.dtype), before.to(share.dtype), share))
-    return torch.logaddexp(own_sums, before_sums)
+def merge_(y_BHSK: Tensor, sums_BHS1: Tensor, other_BHSK: Tensor, other_sums_BHS1: Tensor) -> None:
+    """Turn results and sums into those of attending to the keys of another call, too."""
+    share = torch.sigmoid(other_sums_BHS1 - sums_BHS1)  # of the other keys
+    y_BHSK.copy_(torch.lerp(y_BHSK.to(share.dtype), other_BHSK.to(share.dtype), share))
+    sums_BHS1.copy_(torch.logaddexp(sums_BHS1, other_sums_BHS1))
 
 
 @functools.cache
-def _compiled_merge_() -> Callable[..., Tensor]:
-    return torch.compile(_merge_)
+def _compiled_merge_() -> Callable[..., None]:
+    return torch.compile(merge_)
 
 
 class CuDnn:
@@ -84,7 +80,7 @@ class CuDnn:
         return torch.cuda.get_device_capability(q.device)[0] in (HOPPER, BLACKWELL)
 
     @staticmethod
-    def forward(heads: tuple[Tensor, Tensor, Tensor], *, causal: bool, scale: float | None) -> Attended:
+    def forward(heads: Sequence[Tensor], *, causal: bool, scale: float | None) -> Attended:
         """See AttentionKernel."""
         y, sums, *for_backward = torch.ops.aten._scaled_dot_product_cudnn_attention(
             *heads, None, True, 0.0, causal, False, scale=scale
@@ -93,7 +89,7 @@ class CuDnn:
 
     @staticmethod
     def backward(
-        dy_BHSK: Tensor, heads: tuple[Tensor, Tensor, Tensor], *, attended: Attended, causal: bool, scale: float | None
+        dy_BHSK: Tensor, heads: Sequence[Tensor], *, attended: Attended, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See AttentionKernel."""
         queries, keys, most_queries, most_keys, seed, offset = attended.kept
@@ -104,10 +100,9 @@ class CuDnn:
         return dq, dk, dv
 
     @staticmethod
-    def merge_(y_BHSK: Tensor, own: Attended, before: Attended) -> Tensor:
+    def merge_(y_BHSK: Tensor, sums_BHS1: Tensor, other_BHSK: Tensor, other_sums_BHS1: Tensor) -> None:
         """See AttentionKernel."""
-        merged: Tensor = _compiled_merge_()(y_BHSK, *own[:2], *before[:2])
-        return merged
+        _compiled_merge_()(y_BHSK, sums_BHS1, other_BHSK, other_sums_BHS1)
 
 
 def attention(
@@ -145,12 +140,11 @@ class _ChunkAttention(torch.autograd.Function):
         ctx: Any, q_BHSK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float | None, kernel: type[AttentionKernel]
     ) -> Tensor:
         before = k_BGTK.shape[2] - q_BHSK.shape[2]
-        own = kernel.forward((q_BHSK, k_BGTK[:, :, before:], v_BGTK[:, :, before:]), causal=True, scale=scale)
-        y, sums, for_backward = own.y_BHSK, own.sums_BHS1, [own.kept]
+        own_heads = (q_BHSK, k_BGTK[:, :, before:], v_BGTK[:, :, before:])
+        y, sums, *for_backward = kernel.forward(own_heads, causal=True, scale=scale)
         if before:
             other = kernel.forward((q_BHSK, k_BGTK[:, :, :before], v_BGTK[:, :, :before]), causal=False, scale=scale)
-            y = torch.empty_like(own.y_BHSK)
-            sums = kernel.merge_(y, own, other)
+            kernel.merge_(y, sums, other.y_BHSK, other.sums_BHS1)
             for_backward.append(other.kept)
         ctx.save_for_backward(q_BHSK, k_BGTK, v_BGTK, y, sums)
         ctx.before, ctx.scale, ctx.kernel, ctx.kept = before, scale, kernel, for_backward

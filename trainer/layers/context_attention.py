@@ -1,25 +1,23 @@
 """Causal attention of a rank's two chunks of each row, with communication beside computation.
 
-Each chunk attends to its own keys while those of other ranks travel, then to the keys before it; the results are merged
-(kernels/chunk_attention.py). Backward begins with the keys before, whose gradients travel to the ranks that they belong
-to while those of own keys are computed. The gradient of a key is summed over ranks before that of its own chunk is
-added; each sum is rounded to the dtype of the keys.
+The chunks of a rank attend to each other in one causal call, while the keys of other ranks travel. Of these, both
+chunks attend to the earlier chunks of lower ranks, and the later chunk to all that higher ranks hold: one call each,
+without a mask. Results are merged (kernels/chunk_attention.py). Backward begins with the keys of others, whose
+gradients travel while those of own keys are computed. The gradient of a key is summed over the other ranks before that
+of its own is added; each sum is rounded to the dtype of the keys.
 
-Shapes: B rows, S tokens of a row on this rank in two chunks of C, H query heads, G key-value heads, K head width. The
-cp ranks hold 2 cp chunks of each row; a rank's later chunk attends to N chunks before it.
+Shapes: R ranks, B rows, S tokens of a row on a rank in two chunks of C, H query heads, G key-value heads, K head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trainer.kernels.chunk_attention import Attended, AttentionKernel
 from trainer.parallel.collectives import Group, start_all_gather, start_reduce_scatter
-from trainer.parallel.context import chunks_of, place_of
 
 
 def context_attention(
@@ -45,77 +43,68 @@ class _ContextAttention(torch.autograd.Function):
         scale: float | None,
         kernel: type[AttentionKernel],
     ) -> Tensor:
-        numbers = chunks_of(cp.rank, cp.size)
-        mine = torch.stack([x.unflatten(1, (2, -1)).transpose(0, 1) for x in (k_BSGK, v_BSGK)], dim=1)
-        gathered = start_all_gather(mine, cp)
-        heads = list(zip(*map(_chunks, (q_BSHK, k_BSGK, v_BSGK)), strict=True))
-        own = [kernel.forward(of_chunk, causal=True, scale=scale) for of_chunk in heads]
-        before = _in_order(gathered.wait(), cp.size, number=numbers[1])
-        y_BSHK, sums, kept_before = q_BSHK.new_empty(q_BSHK.shape), [], []
-        for number, (q, _, _), y, half in zip(numbers, heads, _chunks(y_BSHK), own, strict=True):
-            if number == 0:
-                y.copy_(half.y_BHSK)
-                sums.append(half.sums_BHS1)
-                kept_before.append(())
-                continue
-            other = kernel.forward((q, *_first(before, number)), causal=False, scale=scale)
-            sums.append(kernel.merge_(y, half, other))
-            kept_before.append(other.kept)
-        ctx.save_for_backward(q_BSHK, k_BSGK, v_BSGK, before, y_BSHK, *sums)
-        ctx.cp, ctx.scale, ctx.kernel = cp, scale, kernel
-        ctx.kept_own, ctx.kept_before = [half.kept for half in own], kept_before
-        return y_BSHK
+        pending = [start_all_gather(x.unsqueeze(0), cp) for x in (k_BSGK, v_BSGK)]
+        q_BHSK, *own = (x.transpose(1, 2) for x in (q_BSHK, k_BSGK, v_BSGK))
+        y_BHSK, sums_BHS1, kept_own = kernel.forward((q_BHSK, *own), causal=True, scale=scale)
+        gathered = [each.wait() for each in pending]
+        kept_others = []
+        for part in _parts(cp, q_BSHK.shape[1]):
+            q, y, sums = (x[:, :, part.first :] for x in (q_BHSK, y_BHSK, sums_BHS1))
+            other = kernel.forward((q, *map(part.heads, gathered)), causal=False, scale=scale)
+            kernel.merge_(y, sums, other.y_BHSK, other.sums_BHS1)
+            kept_others.append(other.kept)
+        ctx.save_for_backward(q_BSHK, *gathered, y_BHSK, sums_BHS1)
+        ctx.cp, ctx.scale, ctx.kernel, ctx.kept_own, ctx.kept_others = cp, scale, kernel, kept_own, kept_others
+        return y_BHSK.transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (q_BSHK, k_BSGK, v_BSGK, before, y_BSHK, *sums), (dy_BSHK,) = ctx.saved_tensors, gradients
+        (q_BSHK, *gathered, y_BHSK, sums_BHS1), (dy_BSHK,) = ctx.saved_tensors, gradients
         cp, kernel, scale = ctx.cp, ctx.kernel, ctx.scale
-        numbers, ys, dys = chunks_of(cp.rank, cp.size), _chunks(y_BSHK), _chunks(dy_BSHK)
-        heads = list(zip(*map(_chunks, (q_BSHK, k_BSGK, v_BSGK)), strict=True))
+        of_queries = (dy_BSHK.transpose(1, 2), q_BSHK.transpose(1, 2), y_BHSK, sums_BHS1)
+        sent, of_parts = [torch.zeros_like(x) for x in gathered], []
+        parts = _parts(cp, q_BSHK.shape[1])
+        for part, kept in zip(parts, ctx.kept_others, strict=True):
+            dy, q, y, sums = (x[:, :, part.first :] for x in of_queries)
+            attended = Attended(y, sums.contiguous(), kept)
+            heads = (q, *map(part.heads, gathered))
+            dq, *found = kernel.backward(dy, heads, attended=attended, causal=False, scale=scale)
+            of_parts.append(dq)
+            for x_RBSGK, gradient in zip(sent, found, strict=True):
+                part.set_(x_RBSGK, gradient)
+        pending = [start_reduce_scatter(x, cp) for x in sent]
 
-        def half(i: int, keys: tuple[Tensor, ...], kept: tuple[Any, ...], *, causal: bool) -> tuple[Tensor, ...]:
-            attended = Attended(ys[i], sums[i], kept)
-            return kernel.backward(dys[i], (heads[i][0], *keys), attended=attended, causal=causal, scale=scale)
-
-        dq_before: list[Tensor | None] = [None, None]
-        dq_before[1], *of_before = half(1, _first(before, numbers[1]), ctx.kept_before[1], causal=False)
-        if numbers[0]:
-            dq_before[0], *earlier = half(0, _first(before, numbers[0]), ctx.kept_before[0], causal=False)
-            for total, part in zip(of_before, earlier, strict=True):
-                total[:, :, : part.shape[2]] += part
-        scattered = start_reduce_scatter(_by_rank(of_before, cp.size, number=numbers[1]), cp)
-
-        own = [half(i, heads[i][1:], ctx.kept_own[i], causal=True) for i in range(2)]
-        dq_BSHK, dk_BSGK, dv_BSGK = (x.new_empty(x.shape) for x in (q_BSHK, k_BSGK, v_BSGK))
-        for target, (part, _, _), more in zip(_chunks(dq_BSHK), own, dq_before, strict=True):
-            _ = target.copy_(part) if more is None else torch.add(part, more, out=target)
-        targets = zip(_chunks(dk_BSGK), _chunks(dv_BSGK), strict=True)
-        for of_chunk, (_, *found), arrived in zip(targets, own, scattered.wait(), strict=True):
-            for target, part, more in zip(of_chunk, found, arrived, strict=True):
-                torch.add(part, more.transpose(1, 2), out=target)
-        return dq_BSHK, dk_BSGK, dv_BSGK, None, None, None
-
-
-def _chunks(x_BSHK: Tensor) -> tuple[Tensor, ...]:
-    """Both chunks as kernels see them: views [B, H, C, K]."""
-    return tuple(x.transpose(1, 2) for x in x_BSHK.chunk(2, dim=1))
+        dy, q, *_ = of_queries
+        heads, attended = (
+            (q, *(x[cp.rank].transpose(1, 2) for x in gathered)),
+            Attended(y_BHSK, sums_BHS1, ctx.kept_own),
+        )
+        dq_BHSK, *found = kernel.backward(dy, heads, attended=attended, causal=True, scale=scale)
+        for part, dq in zip(parts, of_parts, strict=True):
+            dq_BHSK[:, :, part.first :] += dq
+        dk_BSGK, dv_BSGK = (x.transpose(1, 2) + y.wait()[0] for x, y in zip(found, pending, strict=True))
+        return dq_BHSK.transpose(1, 2), dk_BSGK, dv_BSGK, None, None, None
 
 
-def _first(before: Tensor, number: int) -> tuple[Tensor, ...]:
-    """Keys and values of the chunks before this one, of [2, B, N, C, G, K]: views [B, G, number * C, K]."""
-    return tuple(x.flatten(1, 2).transpose(1, 2) for x in before[:, :, :number])
+class _Part(NamedTuple):
+    """Tokens of other ranks, T of each, to all of which this rank's tokens from `first` on attend."""
+
+    first: int
+    ranks: slice
+    tokens: slice
+
+    def heads(self, x_RBSGK: Tensor) -> Tensor:
+        """Keys or values of the part: [B, G, ranks * T, K], a view if there is one row."""
+        return x_RBSGK[self.ranks, :, self.tokens].transpose(0, 1).flatten(1, 2).transpose(1, 2)
+
+    def set_(self, x_RBSGK: Tensor, heads: Tensor) -> None:
+        """Write what `heads` would return."""
+        target = x_RBSGK[self.ranks, :, self.tokens].transpose(0, 1)
+        target.copy_(heads.transpose(1, 2).unflatten(1, target.shape[1:3]))
 
 
-def _in_order(gathered: Tensor, size: int, *, number: int) -> Tensor:
-    """The chunks before this one in the order of rows, of [2 cp, 2, B, C, G, K]: [2, B, N, C, G, K]."""
-    return torch.stack([gathered[place_of(each, size)] for each in range(number)], dim=2)
-
-
-def _by_rank(of_before: Sequence[Tensor], size: int, *, number: int) -> Tensor:
-    """Gradients of keys and of values [B, G, N * C, K] where `_in_order` took these, 0 in the other chunks."""
-    parts = [x.transpose(1, 2).unflatten(1, (number, -1)).unbind(1) for x in of_before]
-    sent = parts[0][0].new_empty((2 * size, 2, *parts[0][0].shape))
-    for each in range(2 * size):
-        for target, of_chunks in zip(sent[place_of(each, size)], parts, strict=True):
-            _ = target.copy_(of_chunks[each]) if each < number else target.zero_()
-    return sent
+def _parts(cp: Group, length: int) -> list[_Part]:
+    """What a rank attends to of other ranks, which hold as many tokens of a row as it does."""
+    half = length // 2
+    lower = [_Part(0, slice(cp.rank), slice(half))] if cp.rank else []
+    return lower + ([_Part(half, slice(cp.rank + 1, None), slice(None))] if cp.rank + 1 < cp.size else [])

@@ -137,8 +137,8 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: Rates) -> St
     # The embedding, which the family's cost leaves out.
     looked_up = (place.stage == 0) * plan.micro_batch * plan.sample_tokens // plan.cp * plan.shape.hidden_size
     gathered = _gathered_numbers(config, plan, place) * element * (plan.cp - 1) / plan.cp
-    # Chunks attend to their own keys, an even share of the work, while others travel (layers/context_attention.py).
-    meanwhile = attention / (2 * plan.cp) if by_cudnn and not config.data.documents_apart else 0.0
+    # A rank attends to its own keys, an even share of the work, while others travel (layers/context_attention.py).
+    meanwhile = attention / plan.cp if by_cudnn and not config.data.documents_apart else 0.0
     starts = cost.passes * devices.TENSOR_PARALLEL_START_S if plan.tp > 1 else 0.0
     time = StepTime(
         products=products / device.flops,
