@@ -1,33 +1,54 @@
 """What a CUDA graph does, on a CPU: records the operations on tensors that a function makes, and makes them again.
 
 Like a graph, a tape repeats operations on the same memory, whatever Python would decide by then, and recording leaves
-all tensors as they were. Unlike a graph it runs operations one by one and does not reuse the memory that a recording
-freed, so a wrong sharing of pools is not seen here.
+all tensors as they were. A replay may write to the memory of tensors that were computed in its lane after its
+recording, so here it spoils them. Unlike a graph a tape runs operations one by one, and recordings of a lane do not
+share memory with each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 
 class TapeRecorder:
-    """The recorder of trainer/pipeline/graphs.py for CPUs, whose lanes are all itself: nothing runs beside others."""
+    """The recorder of trainer/pipeline/graphs.py for CPUs; nothing runs beside others."""
 
     def __init__(self) -> None:
         self.recordings = 0
 
-    def __call__(self) -> TapeRecorder:
-        return self
+    def __call__(self) -> TapeLane:
+        return TapeLane(self)
 
-    def beside(self, after: Any) -> AbstractContextManager[None]:
-        return nullcontext()
+
+class TapeLane:
+    """Makes tapes; numbers them, and knows which tensors came after which of them."""
+
+    def __init__(self, recorder: TapeRecorder) -> None:
+        self._recorder, self._tapes = recorder, 0
+        self._computed: list[tuple[StorageWeakRef, int]] = []  # what was computed here, and how many tapes there were
+
+    @contextmanager
+    def beside(self, after: Any) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        with _Made() as made:
+            yield
+        self._computed += [(storage, self._tapes) for storage in made.storages]
+
+    def held(self) -> int:
+        self._computed = [(storage, tapes) for storage, tapes in self._computed if not storage.expired()]
+        return len(self._computed)
 
     def mark(self) -> None:
         """Operations are done in the order in which they are given."""
@@ -35,19 +56,42 @@ class TapeRecorder:
     join = mark
 
     def record(self, run: Callable[[], Any]) -> Tape:
-        self.recordings += 1
-        tape = Tape()
+        self._recorder.recordings += 1
+        tape = Tape(before_replay=lambda number=self._tapes: self._spoil(number))
+        self._tapes += 1
         with tape:
             run()
         tape.restore()
         return tape
 
+    def _spoil(self, number: int) -> None:
+        """Make NaN of what was computed after this tape."""
+        for weak, tapes in self._computed:
+            if tapes > number and (storage := torch.UntypedStorage._new_with_weak_ptr(weak.cdata)) is not None:
+                storage.fill_(255)
+
+
+class _Made(TorchDispatchMode):
+    """The storages that a block allocates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: list[StorageWeakRef] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {_storage(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        fresh = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor) and _storage(x) not in known]
+        self.storages += [StorageWeakRef(x.untyped_storage()) for x in fresh]
+        return result
+
 
 class Tape(TorchDispatchMode):
     """The operations of a block, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, before_replay: Callable[[], None]) -> None:
         super().__init__()
+        self._before_replay = before_replay
         self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]] = []
         self._made: set[int] = set()  # addresses of storages that were allocated in the block
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # storage -> what was written to, and a copy
@@ -81,6 +125,7 @@ class Tape(TorchDispatchMode):
     @torch.no_grad()
     def replay(self) -> None:
         """Make the operations again."""
+        self._before_replay()
         for func, args, kwargs, fresh in self.operations:
             results, _ = tree_flatten(func(*args, **kwargs))
             for kept, value in zip(fresh, results, strict=True):

@@ -7,7 +7,8 @@ collectives in the same order. Recording is confined to its thread, because othe
 meanwhile.
 
 Recordings belong to lanes. Those of one lane share a memory pool and are never in use at the same time; those of two
-lanes may run beside each other, because each lane has a stream, with cuBLAS's workspace of that stream.
+lanes may run beside each other, because each lane has a stream, with cuBLAS's workspace of that stream. What is
+computed in the place of a recording takes its memory from the lane, too: the memory of recordings serves nothing else.
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ class Lane(Protocol):
             after: the `mark` that they wait for, too; None: only for what the current stream has got so far.
         """
 
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Compute the block in the lane's memory, while none of its recordings is in use; what follows waits for it.
+
+        What is allocated here and kept does not keep its values: replays of earlier recordings may write to it.
+        """
+
+    def held(self) -> int:
+        """Bytes of the lane's memory that are in use now: by recordings, and by tensors that exist."""
+
     def mark(self) -> Any:
         """What the lane has been given so far."""
 
@@ -59,12 +70,13 @@ class CudaLane:
     """Records CUDA graphs on a stream: autograd runs a backward pass on the stream of its forward pass."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        self._device, self._stream, self._pool = device, torch.cuda.Stream(device), torch.cuda.MemPool()
 
     def record(self, run: Callable[[], Any]) -> Recorded:
         """A CUDA graph of the kernels that `run` launches."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        handle: Any = self._pool.id
+        with torch.cuda.graph(graph, pool=handle, stream=self._stream, capture_error_mode="thread_local"):
             run()
         reset_before_leaving(graph)  # the graph, which may outlive its lane
         return graph
@@ -77,6 +89,21 @@ class CudaLane:
             self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
             yield
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """See Lane.inside. Backward passes run in the caller's thread, because a pool serves one thread."""
+        with (
+            self.beside(None),
+            torch.cuda.use_mem_pool(self._pool, self._device),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield
+        self.join()
+
+    def held(self) -> int:
+        """See Lane.held."""
+        return sum(segment["allocated_size"] for segment in self._pool.snapshot())
 
     def mark(self) -> Any:
         """An event of the stream."""

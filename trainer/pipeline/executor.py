@@ -6,8 +6,7 @@ the actions; on a GPU it may be recorded and replayed (graphs.py). Messages are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +18,7 @@ from trainer.layers.base import Layer
 from trainer.models.stage import Microbatch, Stage, Tensors
 from trainer.parallel.collectives import Group
 from trainer.pipeline.actions import Action, Link, Schedule
-from trainer.pipeline.graphs import ReplayedPass, StageGraphs
+from trainer.pipeline.graphs import ComputedPass, ReplayedPass, StageGraphs
 from trainer.pipeline.messages import Messages
 from trainer.pipeline.passes import LossOptions, Pass
 
@@ -27,6 +26,7 @@ WAIT_S = 50.0  # for a message; a peer that gives none for so long is named
 FIRST_WAIT_S = 600.0  # in the first step, in which a peer may compile its kernels
 
 Key = tuple[int, int]  # stage, microbatch
+AnyPass = Pass | ReplayedPass | ComputedPass
 
 
 class Executor:
@@ -124,7 +124,7 @@ class _StepRun:
         device = microbatches[0].tokens_BS.device
         self.totals = torch.zeros(loss.num_totals, dtype=torch.float64, device=device)
         self.counted: list[Tensor] = []
-        self.passes: dict[Key, Pass | ReplayedPass] = {}
+        self.passes: dict[Key, AnyPass] = {}
         actions = schedule.actions[executor.rank]
         self.first = {action.stage: action.microbatch for action in reversed(actions) if action.kind == "F"}
         # For each stage, the action that completes its gradients.
@@ -157,8 +157,7 @@ class _StepRun:
         batch = self.microbatches[microbatch]
         received = self.messages.take(Action("RECV_F", number, microbatch)) if number else ()
         stage_pass = self._pass(action, batch)
-        with self._in_turn(stage_pass, microbatch):
-            outputs, counted = stage_pass.forward(received, batch, self.scale)
+        outputs, counted = stage_pass.forward(received, batch, self.scale)
         if number + 1 < self.schedule.num_stages:
             self.messages.give(Action("SEND_F", number, microbatch), outputs)
         if counted is not None:
@@ -166,46 +165,36 @@ class _StepRun:
         if torch.is_grad_enabled():
             self.passes[number, microbatch] = stage_pass
 
-    def _pass(self, action: Action, batch: Microbatch) -> Pass | ReplayedPass:
+    def _pass(self, action: Action, batch: Microbatch) -> AnyPass:
         """The pass of a microbatch through a stage: a recorded one if possible, otherwise computed now."""
         executor, (_, number, microbatch) = self.executor, action
         is_last = number + 1 == self.schedule.num_stages
         make = partial(Pass, executor.stages[number], executor.layers(number), is_last=is_last, loss=self.loss)
-        if executor.graphs is None or not torch.is_grad_enabled():
-            return make()
-        if is_last and executor.stages[number].loss_function is not None:  # may branch on values
+        if executor.graphs is None:
             return make()
         completes = number in self.last and self.last[number].microbatch == microbatch
-        ends = (microbatch == self.first[number], completes)
-        return executor.graphs.take(number, make, batch=batch, ends=ends, loss=self.loss) or make()
+        may_branch = is_last and executor.stages[number].loss_function is not None
+        return executor.graphs.take(
+            number,
+            make,
+            batch=batch,
+            ends=(microbatch == self.first[number], completes),
+            loss=self.loss,
+            recordable=torch.is_grad_enabled() and not may_branch,
+        )
 
     def _backward(self, action: Action) -> None:
         kind, number, microbatch = action
         self.executor.stages[number].hooks.last_microbatch = self.last.get(number) == action
         stage_pass = self.passes[number, microbatch] if kind == "I" else self.passes.pop((number, microbatch))
         if kind == "W":
-            with self._in_turn(stage_pass, microbatch):
-                stage_pass.weight_gradients()
+            stage_pass.weight_gradients()
         else:
             last = number + 1 == self.schedule.num_stages
             gradients = () if last else self.messages.take(Action("RECV_B", number, microbatch))
-            with self._in_turn(stage_pass, microbatch):
-                gradients_out = stage_pass.backward(gradients) if kind == "B" else stage_pass.input_gradients(gradients)
+            gradients_out = stage_pass.backward(gradients) if kind == "B" else stage_pass.input_gradients(gradients)
             if number:
                 self.messages.give(Action("SEND_B", number, microbatch), gradients_out)
-        if kind != "I" and isinstance(stage_pass, ReplayedPass):
-            stage_pass.release()
-
-    @contextmanager
-    def _in_turn(self, stage_pass: Pass | ReplayedPass, microbatch: int) -> Iterator[None]:
-        """A pass that is computed follows all that runs beside it; odd ones open the communicators of recordings."""
-        graphs = self.executor.graphs
-        if graphs is None or isinstance(stage_pass, ReplayedPass):
-            yield
-            return
-        graphs.join()
-        with graphs.channel(microbatch):
-            yield
 
     def _buffers(self, receive: Action) -> Tensors:
         """The buffers for a received message."""

@@ -7,7 +7,8 @@ Results are bitwise those of passes that are not recorded.
 A graph repeats kernels with the addresses and the decisions of its recording, so:
 - Passes are recorded for each *slot*. A stage has as many slots as it has microbatches between forward and the end of
   backward; a microbatch takes the lowest free one. What a pass keeps for backward lies in the memory pool of its slot's
-  lane. All recordings of a slot share the lane, because no two of them are ever in use at the same time.
+  lane. All recordings of a slot share the lane, because no two of them are ever in use at the same time. Passes that
+  are computed take a slot too, and its memory, so that they need none beside that of recordings.
 - The first microbatch of a step has recordings of its own: the first product of a step overwrites a main gradient, and
   later ones add to it. Each recording remembers this, and each replay checks it.
 - Hooks of data parallelism are not recorded. Where ranks share parameters, they gather them beside the first microbatch
@@ -31,6 +32,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -57,6 +59,13 @@ class _Key(NamedTuple):
     is_first: bool
     loss: LossOptions
     shapes: _Shapes
+
+    @classmethod
+    def of(cls, batch: Microbatch, *, is_first: bool, loss: LossOptions) -> _Key:
+        """The key of a microbatch."""
+        values, nested = tree_flatten(_fields(batch))
+        shapes = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in values)
+        return cls(is_first, loss, _Shapes(nested, tuple(shapes)))
 
 
 class StageGraphs:
@@ -92,8 +101,8 @@ class StageGraphs:
         """What follows waits for all passes that run beside the current stream."""
         if self._done:
             for slots in self._slots.values():
-                for lane in slots.lanes:
-                    lane.join()
+                for slot in slots.all:
+                    slot.lane.join()
             self._done.clear()
 
     def replay(self, lane: Lane, kind: str, call: Callable[[], list[Given]]) -> list[Given]:
@@ -106,61 +115,138 @@ class StageGraphs:
         return results
 
     def take(
-        self, stage: int, make: Callable[[], Pass], *, batch: Microbatch, ends: tuple[bool, bool], loss: LossOptions
-    ) -> ReplayedPass | None:
-        """A pass that is recorded, or will be now, for a microbatch; None: it must be computed.
+        self,
+        stage: int,
+        make: Callable[[], Pass],
+        *,
+        batch: Microbatch,
+        ends: tuple[bool, bool],
+        loss: LossOptions,
+        recordable: bool,
+    ) -> ReplayedPass | ComputedPass:
+        """The pass of a microbatch in a free slot: one that is recorded, or will be now, or is computed.
 
         Args:
-            make: the pass to record.
+            make: the pass to record or compute.
             ends: whether the microbatch is the first of the stage in a step, and whether it completes its gradients.
+            recordable: whether the pass may be recorded if everything else allows it.
         """
-        if batch.pairs is not None or (any(ends) and not self.whole_steps):
-            return None  # the number of pairs differs between microbatches
-        values, nested = tree_flatten(_fields(batch))
-        shapes = _Shapes(nested, tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in values))
-        key = _Key(ends[0], loss, shapes)
         slots = self._slots.setdefault(stage, _Slots())
-        if shapes not in slots.shapes and len(slots.shapes) == self.most_shapes:
-            return None
+        slot, key = slots.take(self.recorder), _Key.of(batch, is_first=ends[0], loss=loss)
+        # The number of pairs differs between microbatches.
+        if recordable and batch.pairs is None and (self.whole_steps or not any(ends)) and self._records(slots, key):
+            if key not in slot.passes:
+                slot.passes[key] = ReplayedPass(make(), self, slot)
+            return slot.passes[key]
+        return ComputedPass(make(), self, slot, is_new=slot.is_new((key, recordable)))
+
+    def _records(self, slots: _Slots, key: _Key) -> bool:
+        """Whether there are recordings for the key, or will be now."""
+        if key.shapes not in slots.shapes and len(slots.shapes) == self.most_shapes:
+            return False
         if self._steps < WARMUP_STEPS or key not in slots.computed:
             slots.computed.add(key)  # this compiles kernels, which must not happen in a recording
-            return None
-        slots.shapes.add(shapes)
-        if not slots.free:
-            heappush(slots.free, len(slots.passes))
-            slots.passes.append({})
-            slots.lanes.append(self.recorder())
-        slot = heappop(slots.free)
-        passes = slots.passes[slot]
-        if key not in passes:
-            release = partial(heappush, slots.free, slot)
-            passes[key] = ReplayedPass(make(), self, lane=slots.lanes[slot], slot=slot, release=release)
-        return passes[key]
+            return False
+        slots.shapes.add(key.shapes)
+        return True
 
 
 class _Slots:
-    """Of one stage: what was computed once, the shapes that are recorded, recorded passes by slot, the slots' lanes,
-    and the free slots as a heap.
-    """
+    """Of one stage: what was computed once, the shapes that are recorded, and its slots, the free ones as a heap."""
 
     def __init__(self) -> None:
         self.computed: set[_Key] = set()
         self.shapes: set[_Shapes] = set()
-        self.passes: list[dict[_Key, ReplayedPass]] = []
-        self.lanes: list[Lane] = []
+        self.all: list[_Slot] = []
         self.free: list[int] = []
+
+    def take(self, recorder: Recorder) -> _Slot:
+        """The lowest free slot, or a new one."""
+        if self.free:
+            return self.all[heappop(self.free)]
+        self.all.append(_Slot(len(self.all), recorder(), release=partial(heappush, self.free, len(self.all))))
+        return self.all[-1]
+
+
+class _Slot:
+    """The place of one microbatch: its lane, and the passes that are recorded there.
+
+    Args:
+        number: among the slots of the stage. release: called when the microbatch no longer needs the slot.
+    """
+
+    def __init__(self, number: int, lane: Lane, *, release: Callable[[], None]) -> None:
+        self.number, self.lane, self.release = number, lane, release
+        self.passes: dict[_Key, ReplayedPass] = {}
+        self._seen: set[Any] = set()
+
+    def is_new(self, kind: Any) -> bool:
+        """Whether this is the first time that a pass of this kind is computed here."""
+        is_new = kind not in self._seen
+        self._seen.add(kind)
+        return is_new
+
+
+class ComputedPass:
+    """A pass that is computed in the memory of a slot, after all that runs beside the current stream.
+
+    Recordings of the slot may write to that memory. So results are copied; and where the first pass of its kind has
+    left something there, such as a table for rows of its length, the slot's recordings are made anew.
+    """
+
+    def __init__(self, way: Pass, graphs: StageGraphs, slot: _Slot, *, is_new: bool) -> None:
+        self._pass, self._graphs, self._slot = way, graphs, slot
+        self._held = slot.lane.held() if is_new and slot.passes else None
+
+    def forward(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor | None]:
+        """See Pass.forward."""
+        with self._inside():
+            outputs, totals = self._pass.forward(received, batch, scale)
+        results = _copies(outputs), None if totals is None else totals.clone()
+        del outputs, totals
+        if not torch.is_grad_enabled():
+            self._end()
+        return results
+
+    def backward(self, gradients: Tensors) -> Tensors:
+        """See Pass.backward."""
+        found = self._gradients(self._pass.backward, gradients)
+        self._end()
+        return found
+
+    def input_gradients(self, gradients: Tensors) -> Tensors:
+        """See Pass.input_gradients."""
+        return self._gradients(self._pass.input_gradients, gradients)
+
+    def weight_gradients(self) -> None:
+        """See Pass.weight_gradients."""
+        with self._inside():
+            self._pass.weight_gradients()
+        self._end()
+
+    def _gradients(self, run: Callable[[Tensors], Tensors], gradients: Tensors) -> Tensors:
+        with self._inside():
+            found = run(gradients)
+        return _copies(found)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """With the slot's communicators, which exist when the slot is recorded."""
+        self._graphs.join()
+        with self._graphs.channel(self._slot.number), self._slot.lane.inside():
+            yield
+
+    def _end(self) -> None:
+        if self._held is not None and self._slot.lane.held() > self._held:
+            self._slot.passes.clear()
+        self._slot.release()
 
 
 class ReplayedPass:
-    """A pass whose methods are recorded at their first call, and replayed in that and every later call.
+    """A pass whose methods are recorded at their first call, and replayed in that and every later call."""
 
-    Args:
-        way: the pass to record. slot: its number. release: called when the microbatch no longer needs its slot.
-    """
-
-    def __init__(self, way: Pass, graphs: StageGraphs, *, lane: Lane, slot: int, release: Callable[[], None]) -> None:
-        self.release = release
-        self._pass, self._graphs, self._lane, self._slot = way, graphs, lane, slot
+    def __init__(self, way: Pass, graphs: StageGraphs, slot: _Slot) -> None:
+        self._pass, self._graphs, self._slot = way, graphs, slot
         self._hooks = BlockHooks()  # these do nothing; used while recording
         self._forward: _Function | None = None
         self._backward: _Function | None = None
@@ -188,12 +274,14 @@ class ReplayedPass:
                 self._forward = self._function(run, inputs)
             return self._forward(*inputs)
 
-        totals, *outputs = self._graphs.replay(self._lane, "forward", call)
+        totals, *outputs = self._graphs.replay(self._slot.lane, "forward", call)
         return tuple(x for x in outputs if x is not None), totals
 
     def backward(self, gradients: Tensors) -> Tensors:
         """See Pass.backward."""
-        return self._gradients(self._pass.backward, gradients)
+        found = self._gradients(self._pass.backward, gradients)
+        self._slot.release()
+        return found
 
     def input_gradients(self, gradients: Tensors) -> Tensors:
         """See Pass.input_gradients."""
@@ -212,7 +300,8 @@ class ReplayedPass:
                 self._weights = self._function(run, ())
             return self._weights()
 
-        self._graphs.replay(self._lane, "backward", call)
+        self._graphs.replay(self._slot.lane, "backward", call)
+        self._slot.release()
 
     def _gradients(self, run: Callable[[Tensors], Tensors], gradients: Tensors) -> Tensors:
         def call() -> list[Given]:
@@ -220,14 +309,14 @@ class ReplayedPass:
                 self._backward = self._function(lambda *tensors: run(tensors), gradients)
             return self._backward(*gradients)
 
-        return tuple(x for x in self._graphs.replay(self._lane, "backward", call) if x is not None)
+        return tuple(x for x in self._graphs.replay(self._slot.lane, "backward", call) if x is not None)
 
     def _function(self, run: Callable[..., Any], inputs: Sequence[Given]) -> _Function:
         layers, stage = self._pass.layers, self._pass.stage
         hooks, stage.hooks = stage.hooks, self._hooks
         try:
-            with self._graphs.channel(self._slot), _own_leaves(layers):
-                return _Function(run, inputs, lane=self._lane, layers=layers)
+            with self._graphs.channel(self._slot.number), _own_leaves(layers):
+                return _Function(run, inputs, lane=self._slot.lane, layers=layers)
         finally:
             stage.hooks = hooks
 
@@ -288,6 +377,10 @@ def _decisions(layers: Sequence[Layer]) -> Iterator[dict[MainGradients, tuple[fr
             overwritten = frozenset(name for name, stale in taken if stale)
             if taken:
                 made[main] = overwritten, frozenset(name for name, _ in taken) - overwritten
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return tuple(tensor.clone() for tensor in tensors)
 
 
 def _fields(batch: Microbatch) -> dict[str, Any]:

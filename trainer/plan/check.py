@@ -795,13 +795,11 @@ def uses_graphs(config: RunConfig, *, data_parallel: int) -> bool:
     """Whether a GPU launches the passes of this run as CUDA graphs.
 
     "auto": where whole steps can be recorded, but not for experts, which gain less than 1 % and need a GPU of Hopper or
-    later. Passes that are not recorded need memory of their own: the first and the last microbatch where ranks share
-    parameters, and documents whose number and length no graph has room for.
+    later.
     """
     if (setting := config.kernels.cuda_graphs) != "auto":
         return setting == "on"
-    whole = data_parallel == 1 and not config.data.documents_apart
-    return config.model.moe is None and whole and not why_not_recorded(config, data_parallel=1)
+    return data_parallel == 1 and config.model.moe is None and not why_not_recorded(config, data_parallel=1)
 
 
 def why_not_beside(config: RunConfig) -> str:

@@ -20,7 +20,6 @@ from trainer.models.family import family_of
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import ParamSpec
 from trainer.pipeline.actions import peak_live, stages_of
-from trainer.plan.check import uses_graphs
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
 
@@ -47,10 +46,8 @@ class RankBytes(NamedTuple):
 
 
 @contextmanager
-def explained(config: RunConfig, plan: Plan, *, rank: int, on_gpu: bool) -> Iterator[None]:
-    """Add the rank and both estimates to an out-of-memory error in the block; without a GPU no step is recorded."""
-    if not on_gpu:
-        config = dataclasses.replace(config, kernels=dataclasses.replace(config.kernels, cuda_graphs="off"))
+def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
+    """Add the rank and both estimates to an out-of-memory error in the block."""
     try:
         with out_of_memory_in("training", fix=FEWER_TOKENS):
             yield
@@ -71,9 +68,6 @@ def explained(config: RunConfig, plan: Plan, *, rank: int, on_gpu: bool) -> Iter
 def _less_memory(config: RunConfig, plan: Plan) -> str:
     """The settings that reduce activations, with the estimate for each, and other advice."""
     tries = {}
-    without_graphs = dataclasses.replace(config, kernels=dataclasses.replace(config.kernels, cuda_graphs="off"))
-    if (needed := activation_bytes(without_graphs, plan)) < activation_bytes(config, plan):
-        tries["kernels.cuda_graphs=off"] = needed
     for size in [n for n in common_divisors(plan.micro_batch * plan.num_microbatches) if n < plan.micro_batch][-1:]:
         tries[f"train.micro_batch={size}"] = activation_bytes(config, dataclasses.replace(plan, micro_batch=size))
     for mode in MODES[MODES.index(config.recompute.mode) + 1 :]:
@@ -221,14 +215,7 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
         for place in plan.pipeline.places(rank, like)
     }
     schedule = plan.pipeline.computations(min(plan.num_microbatches, _steady(plan)))
-    # A pass that is not recorded as a graph (pipeline/graphs.py) needs separate memory.
-    some_computed = plan.dp * plan.cp > 1 or config.data.kind in ("bert", "t5") or config.data.documents_apart
-    separate = uses_graphs(config, data_parallel=plan.dp * plan.cp) and some_computed
-    computed = (
-        separate * sum(of_stage[stage] for stage in stages_of(plan.pipeline.stage_ranks, rank))
-        for rank in range(plan.pp)
-    )
-    return tuple(peak_live(actions, of_stage) + own for actions, own in zip(schedule.actions, computed, strict=True))
+    return tuple(peak_live(actions, of_stage) for actions in schedule.actions)
 
 
 def _steady(plan: Plan) -> int:

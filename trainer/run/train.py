@@ -200,7 +200,7 @@ def _train(config: RunConfig, world: World, given: _Given, *, rolled_back: bool)
     batches = iter(
         training_batches(data, config, plan=plan, dp=world.groups["dp"], consumed=done.samples, progress=progress)
     )
-    with explained(config, plan, rank=world.rank, on_gpu=world.device.type != "cpu"):
+    with explained(config, plan, rank=world.rank):
         of_pairs = config.data.kind == "pairs"
         fresh = newest is None or (of_pairs and needs_first_weights(config, data, world))
         engine = Engine(config, plan, world=world, fresh=fresh, first=start.first, loss=given.loss)

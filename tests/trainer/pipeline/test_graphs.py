@@ -150,10 +150,35 @@ def test_documents_of_few_sizes_are_recorded(recompute: str) -> None:
         assert 1 <= shapes <= 2
 
 
+def _trained_beside_short_rows(context: Any, recorded: bool) -> Any:
+    """Losses of steps, and of short rows between them, whose rotary table is made after recordings."""
+    engine, recorder, losses = layouts(context, _config("llama")), TapeRecorder(), []
+    if recorded:
+        engine.executor.graphs = StageGraphs(recorder, whole_steps=True)
+    for step in range(6):
+        batches = microbatches(engine, step)
+        losses.append(engine.step(batches, 1e-2).read().loss)
+        if step > 2:
+            length = batches[0].tokens_BS.shape[1] // 2
+            cut = ("tokens_BS", "labels_BS", "loss_mask_BS")
+            short = [replace(batch, **{name: getattr(batch, name)[:, :length] for name in cut}) for batch in batches]
+            losses.append(engine.evaluate(short))
+    return losses, recorder.recordings
+
+
+def test_what_a_computed_pass_leaves_in_the_memory_of_recordings_stays() -> None:
+    """Recordings that might write there are made anew."""
+    ((computed, _),), ((replayed, recordings),) = (
+        run_ranks(_trained_beside_short_rows, 1, way) for way in (False, True)
+    )
+    assert replayed == computed
+    assert recordings == 2 * 4  # forward and backward of the first and of later microbatches, twice
+
+
 def test_a_recorded_function_is_not_replayed_with_or_without_another_tensor() -> None:
     x = torch.ones(2)
     for recorded_with, given in ((x, None), (None, x)):
-        function = RecordedFunction(lambda *given: given, (x, recorded_with), lane=TapeRecorder())
+        function = RecordedFunction(lambda *given: given, (x, recorded_with), lane=TapeRecorder()())
         with pytest.raises(AssertionError, match="recorded with a tensor"):
             function(x, given)
 
