@@ -308,14 +308,18 @@ def test_a_random_run_that_stops_and_changes_is_one_that_never_stopped(corpora, 
         part, ranks = _laid_out(chance, replace(config, data=replace(config.data, blend=str(blend))))
         print(stop, ranks, part.mesh, part.optimizer.sharding, part.recompute, part.train.micro_batch)
         assert run_ranks(_trained, ranks, replace(part, train=replace(part.train, steps=stop))) == [stop] * ranks
-        if stop < steps and chance.random() < 0.7:
-            edits = changes.pop()
+        if stop < steps and changes and chance.random() < 0.7:
             at = 8 * stop + chance.choice((0, 3))
-            changed = change_blend(
-                mdata.open_blend(blend), at, folder=corpora.folder, sequence_length=LENGTH, edits=edits
-            )
-            blend = corpora.folder / f"random-{seed}-{stop}.json"
-            save_blend(changed, blend)
+            for number in range(chance.randint(1, len(changes))):  # two may lie within the next step
+                changed = change_blend(
+                    mdata.open_blend(blend),
+                    at + 2 * number,
+                    folder=corpora.folder,
+                    sequence_length=LENGTH,
+                    edits=changes.pop(),
+                )
+                blend = corpora.folder / f"random-{seed}-{stop}-{number}.json"
+                save_blend(changed, blend)
     whole = replace(config, run=replace(config.run, folder=str(tmp_path / "whole")))
     run_ranks(_trained, 1, replace(whole, data=replace(config.data, blend=str(blend))))
     for found, expected in zip(*(read_metrics(tmp_path / name) for name in ("stopped", "whole")), strict=True):
