@@ -163,7 +163,7 @@ def texts() -> Calls:
     hashes = np.arange(50_000, dtype=np.uint64)
     yield "MinHashSigner.minima", lambda: signer.minima(hashes)
     yield "MinHashSigner.ngram_sets", lambda: signer.ngram_sets(some)
-    yield "word_spans", lambda: _core.word_spans(some[0])
+    yield "word_spans", lambda: _core.word_spans("".join(some))
     yield "word_counts", lambda: _core.word_counts(some)
     yield "gopher_measures", lambda: _core.gopher_measures(some, ["the"])
     yield "repetition_measures", lambda: _core.repetition_measures(some)
@@ -174,7 +174,7 @@ def texts() -> Calls:
     index = _core.NgramIndex(some[:1], 13, 8)
     yield "NgramIndex.__init__", lambda: _core.NgramIndex(some, 13, 8)
     yield "NgramIndex.match", lambda: index.match(some)
-    yield "openwebtext_words", lambda: _core.openwebtext_words(some[0])
+    yield "openwebtext_words", lambda: _core.openwebtext_words("".join(some))
     yield "doubtful_lines", lambda: _core.doubtful_lines(some)
 
 
