@@ -27,7 +27,7 @@ _CAUSAL = (
 )
 _NOT_OF = {  # family -> arguments that its models here do not have
     "bert": (*_CAUSAL, "--untie-embeddings-and-output-weights"),
-    "t5": (*_CAUSAL, "--qk-layernorm", "--group-query-attention"),
+    "t5": (*_CAUSAL, "--qk-layernorm"),
     "mamba": ("--mtp-num-layers", "--multi-latent-attention", "--no-rope-freq", "--window-attn-skip-freq"),
 }
 _OFF = {"--softmax-type": "vanilla", "--context-parallel-size": 1}
@@ -71,6 +71,8 @@ def _shape(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("model.head_dim", a["--kv-channels"], ("--kv-channels",))
     if latent and "--group-query-attention" in a:
         yield Refusal("--group-query-attention", "Megatron-LM refuses it with --multi-latent-attention; leave it out")
+    elif a.family == "t5" and a["--group-query-attention"] and a["--num-query-groups"] != a["--num-attention-heads"]:
+        yield Refusal("--group-query-attention", "T5 has keys and values of every head here; leave it out")
     elif a["--group-query-attention"] and not latent:
         flags = ("--group-query-attention", "--num-query-groups")
         yield Setting("model.num_kv_heads", a["--num-query-groups"], flags)
