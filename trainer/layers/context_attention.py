@@ -75,10 +75,8 @@ class _ContextAttention(torch.autograd.Function):
         pending = [start_reduce_scatter(x, cp) for x in sent]
 
         dy, q, *_ = of_queries
-        heads, attended = (
-            (q, *(x[cp.rank].transpose(1, 2) for x in gathered)),
-            Attended(y_BHSK, sums_BHS1, ctx.kept_own),
-        )
+        attended = Attended(y_BHSK, sums_BHS1, ctx.kept_own)
+        heads = (q, *(x[cp.rank].transpose(1, 2) for x in gathered))
         dq_BHSK, *found = kernel.backward(dy, heads, attended=attended, causal=True, scale=scale)
         for part, dq in zip(parts, of_parts, strict=True):
             dq_BHSK[:, :, part.first :] += dq
