@@ -72,7 +72,7 @@ def _shape(a: Given) -> Iterator[Setting | Refusal]:
     if latent and "--group-query-attention" in a:
         yield Refusal("--group-query-attention", "Megatron-LM refuses it with --multi-latent-attention; leave it out")
     elif a.family == "t5" and a["--group-query-attention"] and a["--num-query-groups"] != a["--num-attention-heads"]:
-        yield Refusal("--group-query-attention", "T5 has keys and values of every head here; leave it out")
+        yield Refusal("--group-query-attention", "T5 has keys and values for each head here; leave it out")
     elif a["--group-query-attention"] and not latent:
         flags = ("--group-query-attention", "--num-query-groups")
         yield Setting("model.num_kv_heads", a["--num-query-groups"], flags)
@@ -330,7 +330,7 @@ def _mixers(a: Given) -> Iterator[Setting | Refusal]:
             continue
         if pp < 2 or len(stages) % pp:
             ranks = f"{len(stages)} stages for --pipeline-model-parallel-size {pp}"
-            yield Refusal(flag, f"{ranks}; leave | out, or choose a multiple of the ranks, which are 2 or more")
+            yield Refusal(flag, f"{ranks}; leave | out, or use two ranks or more and a multiple of them as stages")
             continue
         yield Setting("mesh.layers_per_stage", tuple(map(len, stages)), (flag,), note="its | cut it into stages")
         if len(stages) > pp:
