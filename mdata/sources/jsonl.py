@@ -178,7 +178,8 @@ def _python_json(line: bytes) -> Any:
         return json.loads(text, parse_int=_integer)
     except json.JSONDecodeError as error:
         hint = " (a record must be on one line)" if text.strip() in ("[", "{", "]", "}") else ""
-        raise BadRecord("not-json", f"not JSON: {error.msg} at column {error.colno}{hint}") from error
+        what = error.msg.removesuffix(" at")  # two of the library's messages end with it
+        raise BadRecord("not-json", f"not JSON: {what} at column {error.colno}{hint}") from error
     except RecursionError as error:
         raise BadRecord("too-deep", f"JSON nested deeper than {DEEPEST_OUTSIDE_ORJSON} levels") from error
 

@@ -92,7 +92,7 @@ def test_lines_parse_as_the_twin_says(given_lines, end, last_ends):
         (b"{", "not-json", "not JSON: Expecting property name enclosed in double quotes at column 2 (a record must be"),
         (b'{"text": "a"} {}', "not-json", "not JSON: Extra data at column 15"),
         (b'\xef\xbb\xbf{"text": "a"}', "not-json", "not JSON: Unexpected UTF-8 BOM"),
-        (b'{"text": "a\x01"}', "not-json", "not JSON: Invalid control character at at column 12"),
+        (b'{"text": "a\x01"}', "not-json", "not JSON: Invalid control character at column 12"),
         (b'{"text": "\xff"}', "not-utf8", "not UTF-8: byte 0xff at byte 11"),
         (b'\xff\xfe{\0"\0', "not-utf8", "not UTF-8: byte 0xff at byte 1 (this looks like UTF-16)"),
         (b'{"text": "\xed\xa0\x80"}', "not-utf8", "not UTF-8: byte 0xed at byte 11"),
