@@ -21,7 +21,7 @@ from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import CorpusManifest
 from mdata.object_storage.address import Address
 from mdata.preprocessing.bad_rows import check_manifest
-from mdata.preprocessing.plan import JobPlan, printable_path
+from mdata.preprocessing.plan import JobPlan, input_name, printable_path
 from mdata.preprocessing.resume import difference, input_changed, other_engine
 from mdata.preprocessing.run_state import InputState, JobState
 from mdata.util import atomic_io
@@ -177,12 +177,16 @@ def first_damage(path: Path) -> str | None:
 
 def _other_job(job: JobPlan, name: str, manifest: CorpusManifest) -> str | None:
     """How a finished corpus differs from what this job would write; None: no difference."""
-    if reason := _other_options(job, name, manifest) or other_engine(job, manifest.notes.get("engine")):
-        return reason
     provenance = manifest.provenance
-    assert provenance is not None, "a corpus without provenance was not made by this command"
+    if provenance is None:
+        return "it was not made by this command"
     if len(provenance.inputs) != len(job.files):
         return f"it was made from {counted(len(provenance.inputs), 'input')}; this command gives {len(job.files)}"
+    for file, input in zip(job.files, provenance.inputs, strict=True):
+        if input_name(file) != input.name:  # says more than an option that differs, too
+            return f"the input was {input.name}, is {input_name(file)}"
+    if reason := _other_options(job, name, manifest) or other_engine(job, manifest.notes.get("engine")):
+        return reason
     for number, (file, input) in enumerate(zip(job.files, provenance.inputs, strict=True)):
         if printable_path(file.path) == "-":
             return "standard input cannot be compared with the earlier input"

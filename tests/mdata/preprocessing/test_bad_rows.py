@@ -268,6 +268,10 @@ def test_a_finished_result_without_bad_rows_is_the_same_under_any_policy(tmp_pat
         mdata.preprocess(job(tmp_path / "bad", lines(20, bad={4: b""}), on_error="stop"))
     with pytest.raises(BadInputError, match="jsonl:4: "):
         mdata.preprocess(job(tmp_path / "bad", lines(20, bad={4: b""}), on_error="stop", overwrite=True))
+    (tmp_path / "bad" / "moved.jsonl").write_text("")
+    moved = replace(job(tmp_path / "bad", [], on_error="stop"), input=(str(tmp_path / "bad" / "moved.jsonl"),))
+    with pytest.raises(UsageError, match=r"the input was .*, is .*moved\.jsonl"):  # which says more than on_error
+        mdata.preprocess(moved)
 
 
 def test_the_input_is_no_place_for_bad_rows(tmp_path):
