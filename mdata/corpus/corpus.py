@@ -179,8 +179,15 @@ class Corpus:
         """
         if self.tokenizer is None or self.tokenizer.folder is None:
             return {}
+        folder = self.tokenizer.folder
         with os_errors_named(f"{self.name}: reading its tokenizer"):
-            return files_inside(self.path, self.tokenizer.folder, allow_outside=self.allow_outside)
+            try:
+                return files_inside(self.path, folder, allow_outside=self.allow_outside)
+            except FileNotFoundError as error:
+                where = "beside the manifest, from where the corpus was made"
+                raise UsageError(
+                    f"{self.name}: its tokenizer is missing", found=f"no folder {folder}", fix=f"copy it {where}"
+                ) from error
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that made this corpus, from the files beside it; None if unknown.

@@ -90,6 +90,8 @@ def _meant(path: Path) -> str | None:
         return f"make a corpus of it with mdata preprocess --input {path}"
     if os.path.isfile(path / "data.json"):  # noqa: PTH113 - False for a path that is too long
         return f"this is the folder of a run: mtrain status {path}, mdata trace {path}"
+    if pair := min(path.glob("*.idx"), default=None):
+        return f"this is a folder: name a corpus in it, such as {pair.with_suffix('')}"
     try:
         names = [
             file.name.removesuffix(file.suffix) for file in path.parent.iterdir() if file.suffix in (".json", ".idx")

@@ -60,7 +60,9 @@ def test_a_lost_tokenizer_hides_only_the_text(corpus, capsys):
     assert main(["inspect", str(corpus)]) == 0
     out, err = capsys.readouterr()
     assert "documents" in out and "(no tokenizer is known)" in out
-    assert err.startswith("mdata: o: reading its tokenizer") and "No such file" in err
+    assert err.startswith("mdata: o: its tokenizer is missing")
+    assert main(["inspect", str(corpus.parent)]) == 2
+    assert f"name a corpus in it, such as {corpus.with_suffix('')}" in capsys.readouterr().err
 
 
 def test_an_empty_input_is_told_in_one_line(tmp_path, capsys):

@@ -238,7 +238,7 @@ def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     try:
         value = orjson.loads(files[name])
     except orjson.JSONDecodeError as error:
-        raise UsageError(f"{name} is not JSON", found=str(error)) from error
+        raise UsageError(f"{name} is not JSON", found=str(error), fix="give a folder with an intact one") from error
     if not isinstance(value, dict):
         raise UsageError(f"{name} is not a JSON object", found=type(value).__name__)
     return value
