@@ -320,7 +320,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return load_toml(text.decode())
     except ValueError as error:  # not TOML, not UTF-8, a number of 5,000 digits, nested too deep
-        raise UsageError(f"{path} is not a TOML file", found=str(error), fix="correct that line") from error
+        fix = "correct that line" if path.suffix == ".toml" else "give a run's TOML file; mtrain init writes one"
+        raise UsageError(f"{path} is not a TOML file", found=str(error), fix=fix) from error
 
 
 # get_type_hints compiles every annotation at each call.

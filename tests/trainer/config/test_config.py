@@ -308,6 +308,13 @@ def test_many_unknown_keys_are_one_short_message(tmp_path: Path, monkeypatch: py
     assert compared
 
 
+@pytest.mark.parametrize(("name", "fix"), [("run.toml", "correct that line"), ("mix.json", "give a run's TOML file")])
+def test_another_kind_of_file_is_not_to_be_corrected(name: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match=rf"{name} is not a TOML file(.|\n)*{fix}"):
+        load_config(tmp_path / name)
+
+
 @pytest.mark.parametrize("text", ["a" + ".a" * 50_000 + " = 1", "a = " + "[" * 5000, "[a" + ".b" * 50_000 + "]"])
 def test_a_bomb_is_no_toml_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(text)
