@@ -305,7 +305,7 @@ def _legend_of_marks(axis: plots.Axis) -> str:
         return ""
     letters = [f"{letter} {name}" for letter, name in plots.MARKS.items() if any(m[1] == letter for m in axis.marks)]
     items = "".join(f"<li>{escape(f'{letter}: {hint}')}</li>" for _, letter, hint in axis.marks)
-    listed = f"<details><summary>{len(axis.marks):,} marks</summary><ul>{items}</ul></details>"
+    listed = f"<details><summary>{counted(len(axis.marks), 'mark')}</summary><ul>{items}</ul></details>"
     return f'<p class="lead">Dashed lines: {escape(", ".join(letters))}.</p>{listed}'
 
 

@@ -391,6 +391,7 @@ def test_what_happened_is_marked(config):
     text = str(page_of(folder))
     assert "Dashed lines: R resumed, L layout changed, M mixture changed, S spike, B rolled back." in text
     assert "spike at step 20" in text and "mesh.tp from step 13 on" in text
+    assert "<summary>1 mark<" in report_page._legend_of_marks(replace(axis, marks=axis.marks[:1]))
     assert "million tokens trained on; below: steps" in text
 
 
