@@ -101,7 +101,7 @@ class Server:
         if service.failure:
             state = "failed"
         else:
-            state = "stopping" if service.stopping else "ready" if service.ready.is_set() else "loading"
+            state = "stopping" if service.stopping.is_set() else "ready" if service.ready.is_set() else "loading"
         facts = {"status": state, "model": self.served.model.name, "step": self.served.model.step}
         return _json(facts, status=200 if state == "ready" else 503)
 
@@ -231,13 +231,22 @@ class Server:
         too_long = ApiError(413, f"the body is longer than {self.most_bytes:,} bytes (--max-body)")
         if said.isdecimal() and int(said[:20]) > self.most_bytes:
             raise too_long
-        parts, size = list[bytes](), 0
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > self.most_bytes:
-                raise too_long
-        return b"".join(parts)
+
+        async def received() -> bytes:
+            parts, size = list[bytes](), 0
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > self.most_bytes:
+                    raise too_long
+            return b"".join(parts)
+
+        # A client that sends only a part of its request must not keep a server from stopping.
+        body = await _unless(self.service.stopping.wait(), received())
+        if body is None:
+            self.service.check()
+        assert body is not None, "check refuses while the server stops"
+        return body
 
     # ---- refusals
 
@@ -338,22 +347,28 @@ class _EventStream(StreamingResponse):
             self._service.leave(self._run)
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of work that is cancelled when the client disconnects.
 
     Raises:
         ClientDisconnect: it did.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    result = await _unless(_gone(request), work)
+    if result is None:
+        raise ClientDisconnect
+    return result
+
+
+async def _unless(end: Coroutine[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of work, which is not None; None if `end` came first and the work was cancelled."""
+    task, ended = asyncio.ensure_future(work), asyncio.ensure_future(end)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
     finally:
-        for future in (task, gone):
+        for future in (task, ended):
             future.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, ended, return_exceptions=True)
 
 
 async def _gone(request: Request) -> None:

@@ -75,7 +75,7 @@ class Service:
     """
 
     def __init__(self, connection: Connection, *, most_rows: int) -> None:
-        self.ready, self.stopping, self.failure = asyncio.Event(), False, ""
+        self.ready, self.stopping, self.failure = asyncio.Event(), asyncio.Event(), ""
         self.load: Mapping[str, float] = {}
         self.totals = {"prompt_tokens": 0, "tokens": 0, "rows": 0, "rows_cancelled": 0}
         self.most_rows, self.capacity, self.cache_tokens, self.cache_bytes = most_rows, 0, 0, 0
@@ -127,7 +127,7 @@ class Service:
         """
         if self.failure:
             raise ApiError(500, self.failure, kind="server_error")
-        if self.stopping:
+        if self.stopping.is_set():
             raise ApiError(503, "the server is stopping", kind="server_error")
         if not self.ready.is_set():
             raise ApiError(503, "the model is still loading", kind="server_error")

@@ -1,8 +1,9 @@
 """A server from start to end: HTTP in this process, the model in the ranks' processes.
 
 The port is bound before the model is loaded, so that a port in use is reported at once; until the model is loaded,
-requests get status 503. SIGTERM and Ctrl-C finish open requests and refuse new ones; a second one ends at once. Open
-requests get an error then, and when a rank has ended or hangs, in which case the server ends with the rank's error.
+requests get status 503. SIGTERM and Ctrl-C finish open requests, and refuse new ones and those that have not arrived
+completely; a second one ends at once. Open requests get an error then, and when a rank has ended or hangs, in which
+case the server ends with the rank's error.
 """
 
 from __future__ import annotations
@@ -95,12 +96,13 @@ async def serve(
     http = _Uvicorn(config)
 
     def stop(number: signal.Signals) -> None:
-        if service.stopping:
+        if service.stopping.is_set():
             service.fail("the server was stopped before this request ended")
             loop.call_later(STOP_S, setattr, http, "force_exit", True)
         else:
             tell(f"{number.name}: sequences left to finish: {service.open_rows}; a second {number.name} ends at once")
-        service.stopping = http.should_exit = True
+        service.stopping.set()
+        http.should_exit = True
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
