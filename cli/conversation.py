@@ -6,7 +6,6 @@ Ctrl-C during an answer stops only that answer; its text so far stays in the con
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -14,6 +13,7 @@ from types import FrameType
 from mdata.errors import MdataError
 
 from .console import Console
+from .terminal import standard_input
 
 Turn = tuple[str, str]  # role, content
 HELP = "Ctrl-C stops an answer, Ctrl-D quits, /clear starts a new conversation"
@@ -58,7 +58,7 @@ def converse(
     """
     begin: list[Turn] = [("system", system)] if system else []
     turns, spoken = list(begin), list[Turn]()
-    interactive = sys.stdin.isatty()
+    interactive = standard_input().isatty()
     if interactive:
         with suppress(ImportError):
             import readline  # noqa: F401 - input() then edits lines
@@ -97,8 +97,8 @@ def converse(
 def _line(console: Console, interactive: bool) -> str | None:
     """The next line of the user; None at the end of the input."""
     if not interactive:
-        line = sys.stdin.readline()
-        return line.rstrip("\n") if line else None
+        line = standard_input().readline()
+        return line.rstrip("\r\n") if line else None
     console.flush()
     try:
         return input("> ")

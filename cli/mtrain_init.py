@@ -16,7 +16,6 @@ import itertools
 import math
 import re
 import shlex
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -30,6 +29,7 @@ from trainer.models.family import family_named
 
 from .console import Console, Parser
 from .mtrain_plan import HARDWARE, gpus_described
+from .terminal import standard_input
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
@@ -162,7 +162,7 @@ class _Questions:
             return parse(default if given is None else given)
         while True:
             self._console.tell(f"{QUESTIONS[name]} [{default}]")
-            line = sys.stdin.readline()
+            line = standard_input().readline()
             if not line:
                 raise UsageError(
                     f"no answer: {QUESTIONS[name]}",
@@ -171,7 +171,7 @@ class _Questions:
             try:
                 return parse(line.strip() or default)
             except UsageError as error:
-                if not sys.stdin.isatty():
+                if not standard_input().isatty():
                     raise
                 self._console.error(str(error))
 

@@ -8,6 +8,7 @@ quoted only on a terminal.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -43,6 +44,11 @@ def say(text: str, to: TextIO | None, *, raw: bool = False) -> None:
     except UnicodeEncodeError:
         encoding = to.encoding
         to.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def standard_input() -> TextIO:
+    """The current input; an empty one if the caller closed it."""
+    return sys.stdin or io.StringIO()
 
 
 def standard_output() -> TextIO | None:

@@ -145,6 +145,18 @@ def test_ctrl_c_hangs_up_on_a_server_that_is_silent(folder, lines, capsys):
             time.sleep(0.01)
 
 
+def test_a_closed_input_is_an_empty_one(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    converse(Console("mtrain", json=True), lambda turns, stop: iter(["never"]))
+    assert said(capsys) == []
+
+
+def test_a_line_of_windows_ends_before_its_end(lines, capsys):
+    lines("a\r\nb \n")
+    converse(Console("mtrain", json=True), lambda turns, stop: iter([turns[-1][1]]))
+    assert [turn["content"] for turn in said(capsys)] == ["a", "a", "b ", "b "]
+
+
 @pytest.mark.timeout(20)
 def test_a_stop_while_a_request_is_sent_hangs_up(folder):
     from cli.conversation import Stop

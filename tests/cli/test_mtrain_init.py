@@ -124,10 +124,11 @@ def test_a_wrong_answer_is_named_and_nothing_is_written(
     assert not (here / "run.toml").exists()
 
 
+@pytest.mark.parametrize("stdin", [io.StringIO(""), None])  # None: Python's name for a closed one
 def test_without_an_answer_the_option_is_named(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdin: io.StringIO | None
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("sys.stdin", stdin)
     assert main(["init"]) == 2
     assert "try: give --data ANSWER, or --yes" in capsys.readouterr().err
 
