@@ -24,6 +24,7 @@ from .conversation import Stop, Turn, converse
 from .mtrain_model import add_chat_template, add_folder_arguments
 
 if TYPE_CHECKING:
+    from trainer.serve.errors import ApiError
     from trainer.serve.openai_api import Served
 
 _DEFAULTS = {"temperature": 0.8, "top_p": 0.95}
@@ -106,7 +107,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         try:
             (row,) = chat_completion(served, {**options, "messages": messages}).rows
         except ApiError as error:
-            raise UsageError(error.text, fix="/clear starts a new conversation") from error
+            raise UsageError(error.text, fix=_advice(error, turns)) from error
         engine.add(row.request)
         try:
             while engine.busy and not row.finish_reason and not stop.asked:
@@ -120,6 +121,14 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
                 engine.step()
 
     converse(console, answer, system=arguments.system)
+
+
+def _advice(error: ApiError, turns: Sequence[Turn]) -> str | None:
+    """How a conversation that is too long gets an answer; None for other errors."""
+    if error.code != "context_length_exceeded":
+        return None
+    begun = any(role == "assistant" for role, _ in turns)
+    return "/clear starts a new conversation" if begun else "a shorter line, or a smaller --max-tokens"
 
 
 def _check_system(served: Served, system: str, console: Console) -> None:

@@ -151,6 +151,21 @@ def test_a_closed_input_is_an_empty_one(monkeypatch, capsys):
     assert said(capsys) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("a" * 300, "try: a shorter line, or a smaller --max-tokens"),
+        ("hello\r\n" + "a" * 250, "try: /clear starts a new conversation"),
+        ("a\udcff", ""),
+    ],
+)
+def test_advice_is_for_what_was_refused(text, advice, folder, lines, capsys):
+    lines(text)
+    assert main(["chat", str(folder), "--chat-template", "plain", "--max-tokens", "2"]) == 2
+    err = capsys.readouterr().err
+    assert advice in err and err.count("try:") == bool(advice)
+
+
 def test_a_line_of_windows_ends_before_its_end(lines, capsys):
     lines("a\r\nb \n")
     converse(Console("mtrain", json=True), lambda turns, stop: iter([turns[-1][1]]))
