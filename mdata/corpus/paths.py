@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from mdata.errors import UsageError
-from mdata.indexed.pair_format import idx_path
+from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.manifest.sidecars import manifest_path
 from mdata.util.atomic_io import partial_path
 
@@ -90,6 +90,8 @@ def _meant(path: Path) -> str | None:
         return f"make a corpus of it with mdata preprocess --input {path}"
     if os.path.isfile(path / "data.json"):  # noqa: PTH113 - False for a path that is too long
         return f"this is the folder of a run: mtrain status {path}, mdata trace {path}"
+    if partial_path(bin_path(prefix_of(path))).exists():
+        return "wait for the command that writes it, or, if it was interrupted, run it again"
     if pair := min(path.glob("*.idx"), default=None):
         return f"this is a folder: name a corpus in it, such as {pair.with_suffix('')}"
     try:

@@ -65,6 +65,12 @@ def test_a_lost_tokenizer_hides_only_the_text(corpus, capsys):
     assert f"name a corpus in it, such as {corpus.with_suffix('')}" in capsys.readouterr().err
 
 
+def test_a_corpus_of_an_interrupted_run_is_to_be_continued(tmp_path, capsys):
+    (tmp_path / ".o_text_document.bin.partial").touch()
+    assert main(["inspect", str(tmp_path / "o_text_document")]) == 2
+    assert "if it was interrupted, run it again" in capsys.readouterr().err
+
+
 def test_an_empty_input_is_told_in_one_line(tmp_path, capsys):
     (tmp_path / "x.jsonl").write_text("")
     named = ["--tokenizer-type", "ByteTokenizer", "--output-prefix", str(tmp_path / "o")]
