@@ -106,29 +106,38 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-# Names in a table stay whole; on a narrow screen the table scrolls.
-TABLES_CSS = """\
+# Names in a table stay whole; on a narrow screen the table scrolls. A long command is wrapped, so that its end is seen.
+SITE_CSS = """\
 .md-typeset td code { word-break: normal; overflow-wrap: normal; }
 .md-typeset td:first-child code { white-space: nowrap; }
+.language-bash pre > code { white-space: pre-wrap; }
+.language-bash .option { white-space: nowrap; }
 """
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the generated pages to the site, and the style of tables."""
+    """Add the generated pages to the site, and its style."""
     from mkdocs.structure.files import File
 
     for name, page in PAGES.items():
         files.append(File.generated(config, name, content=page()))
-    files.append(File.generated(config, "tables.css", content=TABLES_CSS))
+    files.append(File.generated(config, "site.css", content=SITE_CSS))
     return files
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Show `\\|` in the code of a table as a bar: Markdown needs it there, and this converter keeps the backslash."""
+    """Show `\\|` in the code of a table as a bar, and options of commands whole.
+
+    Markdown needs the backslash there, and this converter keeps it. A browser would end a line inside an option.
+    """
+    commands = r'<div class="language-bash.*?</div>'
+    html = re.sub(commands, lambda block: _OPTION.sub(_WHOLE, block[0]), html, flags=re.DOTALL)
     return re.sub(r"<td[ >].*?</td>", lambda cell: _CODE.sub(_with_bars, cell[0]), html, flags=re.DOTALL)
 
 
 _CODE = re.compile(r"<code>[^<]*</code>")
+_OPTION = re.compile(r"(?<=[\s>])--[\w-]+")
+_WHOLE = r'<span class="option">\g<0></span>'
 
 
 def _with_bars(code: re.Match[str]) -> str:

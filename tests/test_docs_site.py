@@ -39,6 +39,12 @@ def test_bars_in_the_code_of_tables_have_no_backslash():
     assert SITE["on_page_content"](page, page=None, config=None, files=None) == expected
 
 
+def test_options_of_commands_stay_whole():
+    page = '<p>a --b-c</p><div class="language-bash highlight"><pre><code>a<i> </i>--b-c d</code></pre></div>'
+    expected = page.replace("</i>--b-c", '</i><span class="option">--b-c</span>')
+    assert SITE["on_page_content"](page, page=None, config=None, files=None) == expected
+
+
 def test_no_page_has_a_token_that_a_browser_takes_for_a_tag():
     """Such as <pad>, which is to be code; comments mark what a test runs."""
     assert "a piece &lt;pad>, id 3" in PAGES["reference/python.md"]
