@@ -4,7 +4,9 @@ bf16 parameters, fp32 main gradients and weights, fused attention, RoPE, SwiGLU 
 added by the product itself, megatron-core's own schedules, optimizer and clipping; gradients and parameters of
 data-parallel ranks are communicated during computation. Written against megatron-core 0.16.1 and Transformer Engine
 2.11; neither is a dependency, so both are imported where a row of theirs begins. The head's product needs apex's
-`fused_weight_gradient_mlp_cuda`; where apex is missing, a module of that name calls torch's product.
+`fused_weight_gradient_mlp_cuda`; where apex is missing, a module of that name calls torch's product. Transformer Engine
+gets PyTorch's cuDNN, as ours does, not one of the system: cuDNN 9.14 attends up to 10 % faster than 9.19 with heads of
+64.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainer.kernels.transformer_engine import share_cudnn
 from trainer.models.gpt.shape import GPTShape
 from trainer.parallel.context import columns_of
 
@@ -92,6 +95,7 @@ def megatron_step(row: Megatron, shape: GPTShape, batches: list[tuple[Tensor, Te
 
 def join(row: Megatron, device: torch.device) -> None:
     """Begin torch.distributed, and Megatron's groups."""
+    share_cudnn()
     _supply_weight_gradient()
     from megatron.core import parallel_state, tensor_parallel
 

@@ -50,7 +50,7 @@ class _Library:
     """The parts of the library that are called."""
 
     def __init__(self) -> None:
-        _share_cudnn()
+        share_cudnn()
         import transformer_engine.pytorch  # noqa: F401  loads the extension that the next line imports
         import transformer_engine_torch as extension
         from transformer_engine.pytorch.cpp_extensions import general_gemm
@@ -69,7 +69,7 @@ class _Library:
             self.options["workspace"] = get_workspace()
 
 
-def _share_cudnn() -> None:
+def share_cudnn() -> None:
     """Make the library use the cuDNN that PyTorch has loaded, all of its parts.
 
     By default it prefers one from the system. Two versions in a process get mixed: loading fails with an undefined

@@ -156,7 +156,7 @@ def test_the_library_takes_every_part_of_the_cudnn_that_is_loaded(tmp_path, monk
     loaded: list[str] = []
     monkeypatch.setattr(transformer_engine.ctypes, "CDLL", lambda path, mode: loaded.append(Path(path).name))
     monkeypatch.setattr(transformer_engine.Path, "read_text", lambda *_, **__: maps)
-    transformer_engine._share_cudnn()
+    transformer_engine.share_cudnn()
     assert (os.environ["CUDNN_PATH"], loaded) == ((given, []) if given else (str(tmp_path), names))
 
 
@@ -164,7 +164,7 @@ def test_without_cudnn_in_the_process_the_library_takes_its_own(monkeypatch):
     for name in ("CUDNN_HOME", "CUDNN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(transformer_engine.Path, "read_text", lambda *_, **__: "7f02 r--p 0 0:0 0 \n")
-    transformer_engine._share_cudnn()
+    transformer_engine.share_cudnn()
     assert "CUDNN_PATH" not in os.environ
 
 
