@@ -1,7 +1,7 @@
 """Twin of trainer/run/goodput.py: where a run's time went, each second found by looking at all starts anew.
 
 A line is kept if no later start went back before its step. Between a start and the last sign before it, the run was
-being restarted; the time in steps is tokens by their rate.
+being restarted, or, if it had finished, did not exist until the setup. The time in steps is tokens by their rate.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ def goodput(events: Sequence[Facts], lines: Sequence[Facts], *, sequence_length:
     began = first["time_s"] - first["setup_s"]
     found: dict[str, Any] = dict.fromkeys(("kept_s", "stall_s", "lost_s", "save_s"), 0.0)
     found["start_s"], found["starts"], found["lost_steps"] = first["setup_s"], len(starts), 0
+    idle_s = 0.0
     for start, later in itertools.pairwise(starts):
-        found["start_s"] += later["time_s"] - max(x["time_s"] for x in signs if x["time_s"] < later["time_s"])
+        between = later["time_s"] - max(x["time_s"] for x in signs if x["time_s"] < later["time_s"])
+        own = [e["event"] for e in events if start["time_s"] <= e["time_s"] < later["time_s"]]
+        found["start_s"] += min(between, later["setup_s"]) if "finished" in own else between
+        idle_s += max(0.0, between - later["setup_s"]) if "finished" in own else 0.0
         reached = [x["step"] for x in lines if start["time_s"] <= x["time_s"] < later["time_s"]]
         found["lost_steps"] += max(0, max([start["step"], *reached]) - later["step"])
     for line in lines:
@@ -40,4 +44,4 @@ def goodput(events: Sequence[Facts], lines: Sequence[Facts], *, sequence_length:
     for event in events:
         if event["event"] == "save waited" or (event["event"] == "saved" and not background):
             found["save_s"] += event["seconds"]
-    return {**found, "wall_s": max(x["time_s"] for x in signs) - began}
+    return {**found, "wall_s": max(x["time_s"] for x in signs) - began - idle_s}

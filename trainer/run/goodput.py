@@ -20,7 +20,8 @@ class Goodput:
     """Where the time of a run went, in seconds.
 
     Args:
-        wall_s: from the beginning of its first start to the last line or event.
+        wall_s: from the beginning of its first start to the last line or event, without the time between the end of
+            a finished run and the start that makes it longer.
         kept_s: in steps that were kept, without waiting for data. stall_s: waiting for data in those steps.
         lost_s: in steps that were repeated or discarded. lost_steps: their number.
         save_s: steps waited for a checkpoint.
@@ -84,6 +85,7 @@ class Tally:
     def __init__(self, sequence_length: int, *, background: bool = True) -> None:
         self._tokens_per_sample, self._background = sequence_length, background
         self._began_s: float | None = None
+        self._finished = False
         self._last_s = 0.0  # of the last sign
         self._kept: list[_Line] = []
         self._samples: int | None = 0  # at the last line, or where the start began; None: not known
@@ -98,6 +100,7 @@ class Tally:
             self._start(time_s, int(event.get("step") or 0), float(event.get("setup_s") or 0.0))
         elif kind == "save waited" or (kind == "saved" and not self._background):
             self._sums["save_s"] += float(event.get("seconds") or 0.0)
+        self._finished = kind == "finished" or (self._finished and kind != "start")
         self._last_s = max(self._last_s, time_s)
 
     def line(self, line: Mapping[str, Any]) -> None:
@@ -120,6 +123,10 @@ class Tally:
         if self._began_s is None:
             self._began_s = time_s - setup_s
             self._last_s = self._began_s
+        if self._finished:
+            idle_s = max(0.0, time_s - setup_s - self._last_s)
+            self._began_s += idle_s
+            self._last_s += idle_s
         self._sums["start_s"] += max(0.0, time_s - self._last_s)
         self._lost_steps += max(0, self._reached - step)
         while self._kept and self._kept[-1].step > step:

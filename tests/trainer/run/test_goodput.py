@@ -47,6 +47,9 @@ def histories(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any
                 time_s += draw(seconds)
                 kind = draw(st.sampled_from(["saved", "save waited", "note"]))
                 events.append({"time_s": time_s, "event": kind, "seconds": draw(seconds)})
+        if draw(st.booleans()):
+            time_s += draw(seconds)
+            events.append({"time_s": time_s, "event": "finished", "step": step})
     return events, lines
 
 
