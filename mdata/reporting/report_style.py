@@ -51,7 +51,9 @@ svg text {{ font: 14px system-ui, sans-serif; fill: var(--text); }} svg text.qui
 .notes li {{ background: var(--card); padding: .4rem .8rem; margin-bottom: .3rem; border-radius: 6px;
   overflow-wrap: anywhere; }}
 .panels {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: .2rem 1.5rem; }}
-.row {{ display: flex; flex-wrap: wrap; gap: 1.5rem; }} .row > * {{ flex: 1 1 22rem; min-width: 0; }}
+.row {{ display: grid; gap: 1.5rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, max(22rem, 34%)), 1fr)); }}
+.row > * {{ min-width: 0; }} .row > :only-child {{ grid-column: 1 / -1; }}
 .scroll {{ overflow: auto; max-height: 35rem; margin: .6rem 0; }}
 .long {{ border: 1px solid var(--grid); border-radius: 6px; padding: 0 .6rem;
   width: fit-content; max-width: 100%; box-sizing: border-box; }}

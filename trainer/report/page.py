@@ -259,8 +259,7 @@ def _head(run: ReportedRun) -> str:
         run.config.precision.dtype,
         f"step {last['step']:,} of {run.plan.get('steps') or run.config.train.steps or 0:,}",
         f"{run.consumed * run.config.train.sequence_length:,} tokens read",
-        f"{seconds:,.0f} s from the first to the last line of metrics",
-        *([run.goodput] if run.goodput else []),
+        run.goodput or f"{seconds:,.0f} s from the first to the last line of metrics",
     ]
     return f'<h1>{escape(_title(run))}</h1><p class="lead">{escape("; ".join(facts))}</p>'
 
