@@ -107,7 +107,8 @@ def reader_table(
     lines = [f"document {document:,} of {part.name}{place}: {counted(size, 'token')}{far}"]
     header = ["step", "sample", "rank", "microbatch", "its sample", "epoch", "tokens of it", "in the sample"]
     rows = [_reader_row(sample) for sample in readers]
-    lines.append(table(header, rows) if rows else "no sample reads it")
+    where = " before the search ends (with the run, --until-step or --until-sample)" if bounded else " there"
+    lines.append(table(header, rows) if rows else f"no sample reads it{where}")
     lines += ["and more (--rows)"] if more else []
     for sample in readers if shown.text or shown.tokens else ():
         lines.append(f"sample {sample.sample:,}:")

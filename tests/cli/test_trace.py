@@ -121,6 +121,8 @@ def test_a_document_by_number_and_by_origin(trace):
     _, out, _ = trace("mix.json", *STEPS, "--component", "web", "--document", "7", "--rows", "1")
     assert "in the first 3 epochs of its component" in out and out.endswith("and more (--rows)\n")
     assert len(table_of(out, "step  sample")) == 1
+    _, out, _ = trace("mix.json", *STEPS, "--component", "web", "--document", "7", "--until-sample", "0")
+    assert out.endswith("no sample reads it before the search ends (with the run, --until-step or --until-sample)\n")
 
 
 def test_an_origin_is_looked_for_in_all_components(trace):
