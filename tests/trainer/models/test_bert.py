@@ -482,7 +482,7 @@ def test_operations_are_those_of_both_sides_and_of_masked_tokens():
         ({"position": "alibi"}, {}, 'model.position="alibi" has no form for tokens on both sides'),
         ({"block_norm": "output"}, {}, 'model.bert.norm="post" is where sums are normalized'),
         ({"tie_embeddings": False}, {}, "model.tie_embeddings=false has no meaning"),
-        ({"activation": "relu"}, {}, 'the head has no model.activation="relu"'),
+        ({"activation": "relu"}, {}, 'the head cannot use model.activation="relu"'),
         ({"bert": BertSection(token_types=1)}, {}, "model.bert.token_types=1 gives both texts of a pair the same type"),
         ({}, {"cp": 2}, "mesh.cp=2 divides rows for causal attention"),
     ],

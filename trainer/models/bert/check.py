@@ -40,7 +40,7 @@ def model_problems(config: RunConfig) -> Iterator[str]:
         yield 'model.position="alibi" has no form for tokens on both sides; set model.position="learned" or "rope"'
     if section.head_activation is None and model.activation not in ("gelu", "gelu_erf"):
         yield (
-            f'model.bert.head_activation is not set, and the head has no model.activation="{model.activation}"; '
+            f'model.bert.head_activation is not set, and the head cannot use model.activation="{model.activation}"; '
             'set it to "gelu" or "gelu_erf"'
         )
     yield from _task_problems(config, section)
