@@ -28,18 +28,18 @@ def facts(vocab_size: int) -> DataFacts:
     )
 
 
-def test_there_are_runs() -> None:
+def test_there_are_runs():
     assert {path.name for path in RUNS} >= {"quickstart.toml", "gpt-small-h200.toml"}
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_each_run_can_be_planned_on_its_smallest_world(path: Path) -> None:
+def test_each_run_can_be_planned_on_its_smallest_world(path):
     config = load_config(path)
     plan = make_plan(config, config.mesh.tp, facts=facts(2048))
     assert plan.num_microbatches * plan.micro_batch * plan.dp == plan.global_batch
 
 
-def test_sizes_are_those_of_the_comments() -> None:
+def test_sizes_are_those_of_the_comments():
     small = make_plan(load_config(CONFIGS / "quickstart.toml"), 2, facts=facts(2048))
     assert 0.9e6 < small.num_parameters < 1.3e6
     large = make_plan(load_config(CONFIGS / "gpt-small-h200.toml"), 1, facts=facts(50_000))
@@ -50,7 +50,7 @@ def test_sizes_are_those_of_the_comments() -> None:
     assert [round(size / 1e6) for size in sizes] == [109, 21]
 
 
-def test_the_blend_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blend_can_be_planned(tmp_path, monkeypatch):
     """Over small corpora of the names that it names, as the command in its first line does it."""
     text = (CONFIGS / "blend.toml").read_text()
     (tmp_path / "mix.toml").write_text(text.replace("e9", "e4"))

@@ -22,7 +22,7 @@ FOREIGN = (
 
 
 @pytest.mark.parametrize(("message", "foreign"), FOREIGN)
-def test_an_option_of_another_command_is_found(message: str, foreign: list[str]) -> None:
+def test_an_option_of_another_command_is_found(message, foreign):
     assert foreign_options(message, "mdata", ["clean", "--given=x"]) == foreign
 
 
@@ -59,7 +59,7 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((value.lineno, text) for text in texts_in(value))
 
 
-def test_every_option_that_an_error_advises_exists() -> None:
+def test_every_option_that_an_error_advises_exists():
     """Also where no test causes the error: an option of the command named before it, or of any."""
     known = frozenset[str]().union(*(options_of(program, c.name) for program in COMMANDS for c in COMMANDS[program]))
     wrong = [

@@ -18,7 +18,7 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_says_what_became_of_the_rows(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_became_of_the_rows(source, tmp_path, capsys):
     words = ["clean", "--input", str(source), "--output", str(tmp_path / "out"), "--steps", "length", "collapse"]
     assert main([*words, "--length-min-words", "3", "--removed", str(tmp_path / "removed.jsonl")]) == 0
     printed = capsys.readouterr().out
@@ -31,9 +31,7 @@ def test_it_says_what_became_of_the_rows(source: Path, tmp_path: Path, capsys: p
     assert json.loads((tmp_path / "removed.jsonl").read_text())["row"] == 2
 
 
-def test_the_next_stage_is_silent_about_the_report_of_this_one(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_next_stage_is_silent_about_the_report_of_this_one(source, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages/a.html").write_text(f"<html><body><p>{'one two three four ' * 20}</p></body></html>")
@@ -67,14 +65,14 @@ def test_the_next_stage_is_silent_about_the_report_of_this_one(
     assert "no file matches this pattern\n  try: check the folder" in capsys.readouterr().err
 
 
-def test_rows_only_says_what_comes_next(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_only_says_what_comes_next(source, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["clean", "--input", str(source), "--output", str(out), "--steps", "length", "--rows-only"]
     assert main([*words, "--length-min-words", "3"]) == 0
     assert f"next: mdata preprocess --skip-rows {out}" in capsys.readouterr().out
 
 
-def test_rules_of_c4_can_be_left_out(source: Path, tmp_path: Path) -> None:
+def test_rules_of_c4_can_be_left_out(source, tmp_path):
     words = ["clean", "--input", str(source), "--output", str(tmp_path / "out"), "--steps", "c4"]
     words += ["--c4-min-sentences", "-1", "--no-c4-stop-mark", "--no-c4-curly-bracket"]
     assert main(words) == 0
@@ -82,7 +80,7 @@ def test_rules_of_c4_can_be_left_out(source: Path, tmp_path: Path) -> None:
     assert texts == ["one two  three", "", "{ one two three", "four five six"]
 
 
-def test_options_of_a_file_are_those_of_the_command_line(source: Path, tmp_path: Path) -> None:
+def test_options_of_a_file_are_those_of_the_command_line(source, tmp_path):
     config = tmp_path / "clean.toml"
     config.write_text(
         '[other]\nx = 1\n[clean]\nsteps = ["c4", "length"]\nc4-min-sentences = -1\nno-c4-stop-mark = true\n'
@@ -116,9 +114,7 @@ def test_options_of_a_file_are_those_of_the_command_line(source: Path, tmp_path:
         ("[clean.gopher]\nmin-words = 1", "gopher cannot be set there"),
     ],
 )
-def test_a_file_with_other_content_is_refused(
-    text: str, message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_with_other_content_is_refused(text, message, source, tmp_path, capsys):
     config = tmp_path / "clean.toml"
     config.write_text(text)
     words = ["clean", "--input", str(source), "--output", str(tmp_path / "out"), "--config", str(config)]
@@ -143,8 +139,6 @@ def test_a_file_with_other_content_is_refused(
         (["--steps", "gopher", "--gopher-min-words", "inf"], "--gopher-min-words is inf"),
     ],
 )
-def test_what_it_refuses(
-    words: list[str], message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_refuses(words, message, source, tmp_path, capsys):
     assert main(["clean", "--input", str(source), "--output", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err

@@ -21,7 +21,7 @@ def words(tmp_path: Path) -> list[str]:
     return ["decontaminate", "--input", str(tmp_path / "a.jsonl"), "--against", against, "--against-keys", "question"]
 
 
-def test_it_says_what_was_found(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_was_found(words, tmp_path, capsys):
     assert main([*words, "--output", str(tmp_path / "report"), "--mode", "report"]) == 0
     assert capsys.readouterr().out == "tasks: 1 of 1 item (100.00 %) in 1 row\n"
     assert main([*words, "--output", str(tmp_path / "drop")]) == 0
@@ -42,9 +42,7 @@ def test_it_says_what_was_found(words: list[str], tmp_path: Path, capsys: pytest
         (["--against-keys", "other"], "no key 'other'"),
     ],
 )
-def test_what_it_refuses(
-    more: list[str], message: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_refuses(more, message, words, tmp_path, capsys):
     command = [*(words[:-2] if "--against-keys" in more else words), "--output", str(tmp_path / "out")]
     assert main([*command, *more]) in (2, 3)
     assert message in capsys.readouterr().err

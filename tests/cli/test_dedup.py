@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from cli.mdata import main
 TEXTS = ["one two three four five six", "ONE two, three four five six.", "seven eight nine ten eleven"]
 
 
-def test_it_says_what_was_found_and_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_was_found_and_what_comes_next(tmp_path, capsys):
     path, out = tmp_path / "a.jsonl", tmp_path / "out"
     path.write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
     assert main(["dedup", "--input", str(path), "--json-key", "body", "--output", str(out), "--exact"]) == 0
@@ -38,13 +37,13 @@ def test_it_says_what_was_found_and_what_comes_next(tmp_path: Path, capsys: pyte
         (["--workers", "-1"], "workers is -1"),
     ],
 )
-def test_what_it_refuses(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_refuses(words, message, tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a b"}\n')
     assert main(["dedup", "--input", str(path), "--output", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_standard_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_input_is_refused(tmp_path, capsys):
     assert main(["dedup", "--input", "-", "--output", str(tmp_path / "out")]) == 2
     assert "cannot read standard input" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from cli.mdata import main
 from tests.helpers.pages import DUMP_END, DUMP_HEAD, answer, html, warc_record, wiki_page
 
 
-def test_it_says_what_became_of_the_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_became_of_the_pages(tmp_path, capsys):
     found = [warc_record(answer(html())), warc_record(answer(b"", status="404 No")), warc_record(b"x", kind="request")]
     (tmp_path / "a.warc").write_bytes(b"".join(found) + b"WARC/")
     words = ["extract", "--input", str(tmp_path), "--output", str(tmp_path / "out"), "--workers", "1"]
@@ -29,7 +28,7 @@ def test_it_says_what_became_of_the_pages(tmp_path: Path, capsys: pytest.Capture
     assert "holds the result of other input or options" in capsys.readouterr().err
 
 
-def test_namespaces_and_the_key_of_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_namespaces_and_the_key_of_the_text(tmp_path, capsys):
     pages = wiki_page("A", "article") + wiki_page("Talk:A", "talk", namespace=1)
     (tmp_path / "w.xml").write_bytes(DUMP_HEAD + pages + DUMP_END)
     words = ["extract", "--input", str(tmp_path / "w.xml"), "--output", str(tmp_path / "out"), "--namespaces", "1"]

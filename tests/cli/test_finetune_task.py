@@ -36,7 +36,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_folder_of_glue_is_trained_scored_and_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_glue_is_trained_scored_and_exported(here, capsys):
     words = ("finetune", "bert", "MNLI", "--task", "mnli", "--epochs", "1", "--lr", "1e-3", "--gpus", "0")
     assert main([*words]) == 0
     said = capsys.readouterr()
@@ -81,7 +81,7 @@ def test_a_folder_of_glue_is_trained_scored_and_exported(here: Path, capsys: pyt
     assert "step 2 is already done" in capsys.readouterr().out
 
 
-def test_own_rows_and_the_file_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_rows_and_the_file_alone(here, capsys):
     rows = [{"review": f"man {key}", "stars": stars} for stars, key in enumerate(KEYS, 3)] * 20
     (here / "own.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"review": "", "stars": 3}])))
     columns = ("--columns", "text=review,label=stars")
@@ -110,14 +110,12 @@ def test_own_rows_and_the_file_alone(here: Path, capsys: pytest.CaptureFixture[s
         (("nowhere.tsv", "--task", "mnli"), "there is no nowhere.tsv"),
     ],
 )
-def test_what_does_not_fit_is_named(
-    here: Path, words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_named(here, words, named, capsys):
     assert main(["finetune", "bert", *words]) == 2
     assert named in capsys.readouterr().err
 
 
-def test_classes_of_another_order_are_matched_by_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_of_another_order_are_matched_by_name(here, capsys):
     names = ("NEUTRAL", "Entailment", "contradiction")
     config = transformers.BertConfig.from_pretrained(here / "bert", id2label=dict(enumerate(names)))
     model = transformers.BertForSequenceClassification(config)

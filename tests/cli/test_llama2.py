@@ -99,9 +99,7 @@ def continued(context: RankContext, folder: str, ids: list[int]) -> list[int]:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("name", soaked(SIZES, but=["70b"]))
-def test_a_small_model_is_asked_finetuned_at_any_tp_and_exported(
-    name: str, here: Path, made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_model_is_asked_finetuned_at_any_tp_and_exported(name, here, made, capsys):
     size = SIZES[name]
     folder = save("llama2", here / "model", shard="40KB", tokens=False, vocab_size=300, **size.small)
     shutil.copy(made / "tokenizer.model", folder)
@@ -186,7 +184,7 @@ def write_published(folder: Path, size: Size) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def test_what_does_not_fit_says_that_adapters_may(here: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_says_that_adapters_may(here, made, capsys):
     write_published(here / "model", SIZES["7b"])
     shutil.copy(made / "tokenizer.model", here / "model")
     words = ["model", "talks.jsonl", "--print", "--gpus", "1", "--device", "H100"]
@@ -209,9 +207,7 @@ def test_what_does_not_fit_says_that_adapters_may(here: Path, made: Path, capsys
     ],
 )
 @pytest.mark.timeout(900)
-def test_a_published_size_is_planned_and_rehearsed(
-    name: str, gpus: int, options: list[str], here: Path, made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_published_size_is_planned_and_rehearsed(name, gpus, options, here, made, capsys):
     size = SIZES[name]
     write_published(here / "model", size)
     shutil.copy(made / "tokenizer.model", here / "model")

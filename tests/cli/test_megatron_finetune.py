@@ -60,9 +60,7 @@ def steps_of(folder: Path) -> dict[int, tuple[float, float, int]]:
         ("--load theirs", 4, True),
     ],
 )
-def test_what_continues(
-    flags: str, first_step: int, as_before: bool, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_continues(flags, first_step, as_before, made, tmp_path, monkeypatch):
     for path in made.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)

@@ -96,7 +96,7 @@ def gpt2_loss(weights: dict[str, torch.Tensor], rows: list[list[int]]) -> float:
     return nats / tokens
 
 
-def test_a_decoder_is_scored_and_trained_from_its_archive(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_decoder_is_scored_and_trained_from_its_archive(here, capsys):
     corpus = mdata.open_blend("texts_text_document.json").corpora[0]
     documents = [corpus.document(number).tolist() for number in range(corpus.num_documents)]
     rows = [[document[-1], *document] for document in documents]
@@ -121,7 +121,7 @@ def test_a_decoder_is_scored_and_trained_from_its_archive(here: Path, capsys: py
     assert "is already done" in capsys.readouterr().out
 
 
-def test_a_bert_is_finetuned_from_its_archive_and_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bert_is_finetuned_from_its_archive_and_scored(here, capsys):
     rows = ("finetune", "bert.zip", "train.tsv", "--task", "mnli", "--valid", "dev.tsv", "--gpus", "0", "--epochs", "1")
     rows = (*rows, "--tokenizer", "words", "--folder", "runs/mnli")
     assert main([*rows, "--print"]) == 0
@@ -150,13 +150,13 @@ def test_a_bert_is_finetuned_from_its_archive_and_scored(here: Path, capsys: pyt
         ("finetune gpt.zip train.tsv --task mnli --tokenizer words --gpus 0", "no head that classifies rows"),
     ],
 )
-def test_what_does_not_fit_is_named(words: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_named(words, told, here, capsys):
     assert main(words.split()) == 2
     assert told in capsys.readouterr().err
 
 
 @pytest.mark.soak  # in `make test` processes share a copy in tests/trainer/convert/test_published_archive.py
-def test_ranks_that_unpack_an_archive_each_agree(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_unpack_an_archive_each_agree(here, capsys):
     data = ("texts_text_document.json", "--gpus", "0", "--print", "--folder", "runs/two")
     assert main(["finetune", "gpt.zip", *data]) == 0
     (here / "two.toml").write_text(capsys.readouterr().out)

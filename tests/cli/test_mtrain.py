@@ -50,7 +50,7 @@ lr = 1e-3
 """
 
 
-def test_a_rank_waits_for_rank_0_as_long_as_the_run_says(run_file, monkeypatch, capsys) -> None:
+def test_a_rank_waits_for_rank_0_as_long_as_the_run_says(run_file, monkeypatch, capsys):
     """Under srun, where nothing listens."""
     place = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     for name, value in place.items():
@@ -70,7 +70,7 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def test_help_imports_no_torch() -> None:
+def test_help_imports_no_torch():
     """All of them in one process, which ends at the first that imports torch, or whose help is short."""
     code = """
 import contextlib, io, sys
@@ -86,7 +86,7 @@ for words in (["--help"], *([command.name, "--help"] for command in COMMANDS)):
     assert len(result.stdout.splitlines()) == len(COMMANDS) + 1
 
 
-def test_check_prints_every_problem_at_once(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_every_problem_at_once(run_file, capsys):
     assert main(["check", run_file, "--nproc", "3", "mesh.tp=3", "optimizer.warmup_steps=11"]) == 2
     out, err = capsys.readouterr()
     lines = err.splitlines()
@@ -107,18 +107,14 @@ def test_check_prints_every_problem_at_once(run_file: str, capsys: pytest.Captur
         ("train.samples=100", "train.steps=10 and train.samples=100 are set; a run has one length, keep one of them\n"),
     ],
 )
-def test_one_mistake_is_one_problem(
-    run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, problem: str
-) -> None:
+def test_one_mistake_is_one_problem(run_file, tmp_path, capsys, setting, problem):
     corpus = make_corpora(tmp_path, {"text": write_jsonl(tmp_path / "text.jsonl", 1)})["text"]
     assert main(["check", run_file, f"data.blend={corpus}", "model.vocab_size=0", setting]) == 2
     assert capsys.readouterr().err.startswith(f"mtrain: error: {run_file}: {problem}")
 
 
 @pytest.mark.parametrize("command", ["check", "train"])
-def test_a_run_folder_that_cannot_be_made_is_told_before(
-    run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_run_folder_that_cannot_be_made_is_told_before(run_file, capsys, monkeypatch, command):
     assert main([command, run_file, f"run.folder={run_file}/deeper"]) == 2
     assert f"run.folder='{run_file}/deeper' cannot be created: {run_file} is a file; choose" in capsys.readouterr().err
     assert main([command, run_file, "run.folder=s3://bucket/run"]) == 2
@@ -131,9 +127,7 @@ def test_a_run_folder_that_cannot_be_made_is_told_before(
 
 
 @pytest.mark.parametrize("command", ["check", "train"])
-def test_checkpoints_that_cannot_be_written_are_told_before(
-    run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_checkpoints_that_cannot_be_written_are_told_before(run_file, tmp_path, capsys, monkeypatch, command):
     kept = tmp_path / "run" / "checkpoints"
     kept.mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != kept)
@@ -152,9 +146,7 @@ def test_checkpoints_that_cannot_be_written_are_told_before(
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc")
 @pytest.mark.parametrize("key", ["run.folder", "checkpoint.folder"])
 @pytest.mark.parametrize("words", [["check", "--ranks", "2"], ["check"], ["train", "--nproc", "1"]], ids=" ".join)
-def test_a_folder_that_stores_no_files_is_told_before(
-    run_file: str, capsys: pytest.CaptureFixture[str], words: list[str], key: str
-) -> None:
+def test_a_folder_that_stores_no_files_is_told_before(run_file, capsys, words, key):
     """Root may write to /proc, and it has 0 bytes free: neither permissions nor space tell."""
     command, *options = words
     assert main([command, run_file, *options, "data.blend=mock", f"{key}=/proc/nope"]) == 2
@@ -164,9 +156,7 @@ def test_a_folder_that_stores_no_files_is_told_before(
 
 @pytest.mark.parametrize("key", ["run.folder", "checkpoint.folder"])
 @pytest.mark.parametrize("words", [["check"], ["train", "--nproc", "1"]], ids=" ".join)
-def test_a_folder_in_which_a_run_is_alive_is_told(
-    run_file: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], key: str
-) -> None:
+def test_a_folder_in_which_a_run_is_alive_is_told(run_file, capsys, tmp_path, words, key):
     command, *options = words
     folder = tmp_path / "used"
     (folder / "checkpoints").mkdir(parents=True)
@@ -178,14 +168,14 @@ def test_a_folder_in_which_a_run_is_alive_is_told(
     assert main(["check", run_file, "data.blend=mock", f"{key}={folder}"]) == 0
 
 
-def test_a_disk_that_does_not_tell_its_size_may_store_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_tell_its_size_may_store_files(tmp_path, monkeypatch):
     """As some FUSE mounts."""
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=0))
     assert list(folder_problems(make_config(tmp_path / "run", blend="mock", valid=[]))) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_megatron_is_not_taken_for_a_new_run(tmp_path: Path) -> None:
+def test_a_folder_of_megatron_is_not_taken_for_a_new_run(tmp_path):
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")
     config = make_config(tmp_path, blend="mock", valid=[])
     (problem,) = folder_problems(config)
@@ -196,7 +186,7 @@ def test_a_folder_of_megatron_is_not_taken_for_a_new_run(tmp_path: Path) -> None
     assert list(folder_problems(config)) == []
 
 
-def test_the_best_of_no_validation_are_a_problem(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_of_no_validation_are_a_problem(run_file, capsys):
     words = ["check", run_file, "data.blend=mock", "checkpoint.keep_best=2"]
     assert main(words) == 2
     told = capsys.readouterr().err
@@ -204,16 +194,14 @@ def test_the_best_of_no_validation_are_a_problem(run_file: str, capsys: pytest.C
     assert told.endswith("set checkpoint.keep_best=0\n"), "mock data takes no data.valid"
 
 
-def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_as_json(run_file, capsys):
     assert main(["check", run_file, "--json", "mesh.tp=3", "--nproc", "3"]) == 2
     facts = json.loads(capsys.readouterr().out)
     assert facts["world_size"] == 3 and len(facts["problems"]) == 3
 
 
 @pytest.mark.parametrize("command", ["check", "check --ranks 1", "train", "launch local --"])
-def test_the_configuration_of_a_run_that_was_moved_does_not_begin_it_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_the_configuration_of_a_run_that_was_moved_does_not_begin_it_again(tmp_path, capsys, command):
     moved = tmp_path / "moved"
     moved.mkdir()
     (moved / "config.toml").write_text(RUN.format(folder=tmp_path))
@@ -223,9 +211,7 @@ def test_the_configuration_of_a_run_that_was_moved_does_not_begin_it_again(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_configuration_in_the_folder_of_its_run_continues_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_configuration_in_the_folder_of_its_run_continues_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.toml").write_text(RUN.format(folder="."))
     (tmp_path / "run/metrics.jsonl").touch()
@@ -236,9 +222,7 @@ def test_the_configuration_in_the_folder_of_its_run_continues_it(
     assert main(["check", "config.toml", "data.blend=mock", "run.folder=../other"]) == 0
 
 
-def test_a_wrong_size_of_a_cache_that_is_not_used_is_one_problem(
-    run_file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_size_of_a_cache_that_is_not_used_is_one_problem(run_file, capsys):
     assert main(["check", run_file, "data.cache_size=many", "data.cache=none"]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if "cache_size" in line]
     assert len(lines) == 1 and 'data.cache_size="many" has no effect without data.cache' in lines[0]
@@ -260,9 +244,7 @@ def test_a_wrong_size_of_a_cache_that_is_not_used_is_one_problem(
         (["--steps", "3"], "unrecognized arguments: --steps 3\n  try: train.steps=VALUE?"),
     ],
 )
-def test_a_wrong_word_is_told_in_a_few_lines(
-    run_file: str, capsys: pytest.CaptureFixture[str], command: str, words: list[str], text: str
-) -> None:
+def test_a_wrong_word_is_told_in_a_few_lines(run_file, capsys, command, words, text):
     option = "ranks" if command == "plan" else "nproc"
     spelled = {"RANKS": option, "RNAKS": option[0] + option[2] + option[1] + option[3:]}
     for name, spelling in spelled.items():
@@ -273,26 +255,24 @@ def test_a_wrong_word_is_told_in_a_few_lines(
 
 
 @pytest.mark.parametrize("command", ["check", "plan", "train"])
-def test_the_configuration_alone_is_required(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_the_configuration_alone_is_required(capsys, command):
     assert main([command]) == 2
     assert "error: the following arguments are required: run.toml\n" in capsys.readouterr().err
 
 
-def test_a_missing_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_told(tmp_path, capsys):
     assert main(["train", str(tmp_path / "no.toml")]) == 2
     assert "cannot read the configuration" in capsys.readouterr().err
 
 
-def test_nproc_cannot_contradict_a_launcher(
-    run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nproc_cannot_contradict_a_launcher(run_file, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(["check", run_file, "--nproc", "2"]) == 2
     assert "--nproc 2 given under a launcher that has already started the ranks" in capsys.readouterr().err
 
 
-def test_a_plan_without_its_data_says_so(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_its_data_says_so(run_file, capsys):
     assert main(["plan", run_file, "--ranks", "2", "mesh.tp=2"]) == 0
     out, err = capsys.readouterr()
     numbers, *kernels = out.split("\n\n")
@@ -313,9 +293,7 @@ def test_a_plan_without_its_data_says_so(run_file: str, capsys: pytest.CaptureFi
         ("*-", set()),
     ],
 )
-def test_a_plan_names_no_sizes_of_layers_that_are_not_there(
-    run_file: str, pattern: str, absent: set[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_names_no_sizes_of_layers_that_are_not_there(run_file, pattern, absent, capsys):
     mixers = ["model.family=mamba", "model.position=none", f"model.mamba.pattern={pattern}", "model.mamba.head_dim=8"]
     mixers += ["model.moe.num_experts=4", "model.moe.top_k=2"] if "E" in pattern else []
     assert main(["plan", run_file, "--ranks", "1", "model.num_layers=2", "model.mamba.num_groups=1", *mixers]) == 0
@@ -324,7 +302,7 @@ def test_a_plan_names_no_sizes_of_layers_that_are_not_there(
     assert possible - names == absent
 
 
-def test_a_plan_of_changing_batches(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_changing_batches(run_file, capsys):
     assert main(["plan", run_file, "--ranks", "2", "train.batch_schedule=0:4 256:8"]) == 0
     numbers = capsys.readouterr().out.split("\n\n")[0]
     rows = dict(line.rsplit(maxsplit=1) for line in numbers.splitlines())
@@ -332,14 +310,14 @@ def test_a_plan_of_changing_batches(run_file: str, capsys: pytest.CaptureFixture
     assert [rows[name] for name in names] == ["8", "4", "2"]
 
 
-def test_a_plan_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_as_json(run_file, capsys):
     assert main(["plan", run_file, "--json", "--ranks", "1"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["num_microbatches"] == 4 and facts["shape"]["padded_vocab_size"] == 384
     assert facts["activation_bytes"] > 0 and facts["state_bytes"] > 0 and facts["kernels"]["cpu"]
 
 
-def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_lists_the_layouts_of_gpus(run_file, capsys):
     words = ["plan", run_file, "--gpus", "8", "--memory", "80", "--device", "H200", "train.global_batch=16"]
     assert main(words) == 0
     head, columns, *rows = capsys.readouterr().out.splitlines()
@@ -364,7 +342,7 @@ def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureF
     assert slowly["time_s"]["tensor_parallel"] > shared["time_s"]["tensor_parallel"] > 0  # most of it is starts
 
 
-def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_no_layout_mends_is_an_error_and_no_table(run_file, capsys):
     with Path(run_file).open("a") as file:
         file.write("[mesh]\ntp = 3\n")  # another one is found
     assert main(["plan", run_file, "--gpus", "8", "run.folder="]) == 2
@@ -397,19 +375,17 @@ def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: py
         (["--ranks", "0"], "--ranks is too small\n  found: 0"),
     ],
 )
-def test_hardware_that_cannot_be(
-    words: list[str], text: str, run_file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hardware_that_cannot_be(words, text, run_file, capsys):
     assert main(["plan", run_file, *words]) == 2
     assert capsys.readouterr().err.startswith(f"mtrain: error: {text.replace('RUN', run_file)}")
 
 
-def test_a_plan_without_data_or_vocabulary_is_refused(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_data_or_vocabulary_is_refused(run_file, capsys):
     assert main(["plan", run_file, "model.vocab_size=0"]) == 2
     assert "no-such-blend.json" in capsys.readouterr().err
 
 
-def test_generate_and_report_want_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_and_report_want_a_run(tmp_path, capsys):
     assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
     assert "is not a model that mtrain can read" in capsys.readouterr().err
     (tmp_path / "checkpoints").mkdir()
@@ -437,7 +413,7 @@ def test_generate_and_report_want_a_run(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("pp", ["2", "0", "-1"])
-def test_generate_says_how_to_start_pipeline_ranks(pp: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_says_how_to_start_pipeline_ranks(pp, tmp_path, capsys):
     """The command has no key of a mesh."""
     assert main(["generate", str(tmp_path), "--pp", pp]) == 2
     message = capsys.readouterr().err
@@ -446,7 +422,7 @@ def test_generate_says_how_to_start_pipeline_ranks(pp: str, tmp_path: Path, caps
     assert "mesh." not in message
 
 
-def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
+def test_the_result_says_what_to_do_next(tmp_path):
     checkpoint, folder = tmp_path / "step-9", str(tmp_path / "a run")
     result = TrainResult(9, 1.23456, {"prose": 2.0}, {"late": 3.0}, checkpoint)
     nothing = dataclasses.replace(result, loss=float("nan"))
@@ -491,7 +467,7 @@ def mtrain(*words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_ranks_gives_its_result_as_json(real_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_two_ranks_gives_its_result_as_json(real_run, capfd):
     code = main(["train", str(real_run / "run.toml"), "--nproc", "2", "--json"])
     out, err = capfd.readouterr()
     assert code == 0, err
@@ -506,7 +482,7 @@ def test_a_run_of_two_ranks_gives_its_result_as_json(real_run: Path, capfd: pyte
 
 
 @pytest.mark.soak  # in `make test` those of tests/cli/test_mtrain_tasks.py
-def test_a_run_of_two_ranks_has_no_error_if_the_reader_of_its_result_has_gone(real_run: Path, tmp_path: Path) -> None:
+def test_a_run_of_two_ranks_has_no_error_if_the_reader_of_its_result_has_gone(real_run, tmp_path):
     folder = tmp_path / "run"
     process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=1")
     assert process.stdout and process.stderr
@@ -517,7 +493,7 @@ def test_a_run_of_two_ranks_has_no_error_if_the_reader_of_its_result_has_gone(re
 
 
 @pytest.mark.slow
-def test_a_failing_rank_says_why_once(real_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_rank_says_why_once(real_run, tmp_path, capfd):
     blocked = tmp_path / "run" / ".lock"
     blocked.mkdir(parents=True)
     code = main(["train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={blocked.parent}"])
@@ -528,7 +504,7 @@ def test_a_failing_rank_says_why_once(real_run: Path, tmp_path: Path, capfd: pyt
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_leaves_no_rank(real_run: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_leaves_no_rank(real_run, tmp_path):
     folder = tmp_path / "run"
     process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=99999")
     while len(read_metrics(folder)) < 2:
@@ -556,9 +532,7 @@ def test_ctrl_c_saves_and_leaves_no_rank(real_run: Path, tmp_path: Path) -> None
     ],
 )
 @pytest.mark.soak  # in `make test` those of tests/trainer/run/test_launch.py and of `mtrain serve`
-def test_a_rank_that_is_ended_from_outside_is_told(
-    real_run: Path, tmp_path: Path, number: signal.Signals, code: int, text: str
-) -> None:
+def test_a_rank_that_is_ended_from_outside_is_told(real_run, tmp_path, number, code, text):
     """Whatever the rank that lost it complains of."""
     folder = tmp_path / "run"
     process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=99999")
@@ -581,9 +555,7 @@ def test_a_rank_that_is_ended_from_outside_is_told(
         (signal.SIGINT, 130, "1", "interrupted"),
     ],
 )
-def test_a_run_without_an_interval_is_saved_when_it_is_stopped(
-    number: int, code: int, nproc: str, text: str, real_run: Path, tmp_path: Path
-) -> None:
+def test_a_run_without_an_interval_is_saved_when_it_is_stopped(number, code, nproc, text, real_run, tmp_path):
     """The command alone gets the signal, as from a scheduler, and says so; the same command then does the rest."""
     folder = tmp_path / "run"
     words = ["train", str(real_run / "run.toml"), "--nproc", nproc, f"run.folder={folder}", f"mesh.tp={nproc}"]
@@ -604,7 +576,7 @@ def test_a_run_without_an_interval_is_saved_when_it_is_stopped(
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_exit_4(real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_exit_4(real_run, tmp_path, capsys):
     folder = tmp_path / "run"
     words = ["train", str(real_run / "run.toml"), "--nproc", "1", f"run.folder={folder}", "mesh.tp=1"]
     words += ["mesh.sequence_parallel=false", "train.eval_samples=2", "optimizer.min_lr=1e-5"]
@@ -620,7 +592,7 @@ def test_a_damaged_checkpoint_is_exit_4(real_run: Path, tmp_path: Path, capsys: 
     assert main([*words, "train.steps=3"]) == 0
 
 
-def test_a_plan_draws_its_schedule(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_draws_its_schedule(run_file, capsys):
     words = ["plan", run_file, "--ranks", "2", "mesh.pp=2", "--schedule"]
     assert main(words) == 0
     out = capsys.readouterr().out
@@ -649,9 +621,7 @@ def test_a_plan_draws_its_schedule(run_file: str, capsys: pytest.CaptureFixture[
         (ResourceError("a rank is lost"), False),
     ],
 )
-def test_only_what_would_end_again_keeps_a_launcher_from_starting_ranks_again(
-    error: BaseException, for_good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_would_end_again_keeps_a_launcher_from_starting_ranks_again(error, for_good, tmp_path, monkeypatch):
     left = list[BaseException]()
     monkeypatch.setenv(END_FILE, str(tmp_path / "end"))
     monkeypatch.setattr("trainer.parallel.world.end_for_good", lambda env, error: left.append(error))

@@ -230,7 +230,7 @@ def test_a_system_message_that_a_template_does_not_write_is_named_once(
     assert text in err and err.count("the chat template") == bool(text)
 
 
-def test_a_template_is_found_or_missing(folder: Path):
+def test_a_template_is_found_or_missing(folder):
     from cli.mtrain_serve import served_model
 
     model = Model.load(str(folder), forward=False)

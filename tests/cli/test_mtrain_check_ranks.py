@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.cli.test_mtrain import RUN, run_file  # noqa: F401 (a fixture)
 MOCK = ["data.blend=mock", "model.num_layers=4", "mesh.tp=2", "mesh.pp=2"]
 
 
-def test_sixteen_ranks_are_rehearsed(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_sixteen_ranks_are_rehearsed(run_file, capsys):  # noqa: F811
     assert main(["check", run_file, "--ranks", "16", *MOCK, "train.global_batch=16"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith("no problems with --ranks 16")
@@ -23,7 +22,7 @@ def test_sixteen_ranks_are_rehearsed(run_file: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_a_step_of_deepseek_v3_is_rehearsed_at_2048_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_of_deepseek_v3_is_rehearsed_at_2048_ranks(tmp_path, capsys):
     """Experts over ep, attention over tp with sequence parallelism, and a further layer on the last of 16 stages."""
     path = tmp_path / "v3.toml"
     path.write_text(
@@ -54,10 +53,10 @@ TP = ["mesh.tp=2", "mesh.sequence_parallel=true"]
     ids=" ".join,
 )
 def test_a_rehearsal_needs_the_memory_that_the_plan_says(
-    settings: list[str],
-    run_file: str,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    settings,
+    run_file,  # noqa: F811
+    capsys,
+):
     """But for the padding of buffers, which a rehearsal counts."""
     words = [run_file, "data.blend=mock", "model.num_layers=4", "model.vocab_size=2000", "mesh.pp=2", *settings]
     assert main(["check", *words, "--ranks", "8", "--json"]) == 0
@@ -72,10 +71,10 @@ def test_a_rehearsal_needs_the_memory_that_the_plan_says(
 
 
 def test_what_is_lacking_is_told(
-    run_file: str,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    run_file,  # noqa: F811
+    capsys,
+    monkeypatch,
+):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"total": 1000, "free": 1000}))
     assert main(["check", run_file, "--ranks", "4", *MOCK, "--memory", "0.0001", "--json"]) == 5
     facts = json.loads(capsys.readouterr().out)
@@ -92,10 +91,10 @@ def test_what_is_lacking_is_told(
 
 
 def test_a_folder_that_only_this_machine_cannot_write_is_a_note(
-    run_file: str,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    run_file,  # noqa: F811
+    capsys,
+    monkeypatch,
+):
     """An address, which no machine can write as a run folder, is a problem."""
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert main(["check", run_file, "--ranks", "4", *MOCK, "run.folder=/lustre/a"]) == 0
@@ -108,9 +107,9 @@ def test_a_folder_that_only_this_machine_cannot_write_is_a_note(
 
 
 def test_a_rehearsal_and_a_list_of_layouts_have_the_same_limit(
-    run_file: str,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    run_file,  # noqa: F811
+    capsys,
+):
     """CUDA, NCCL and fragmentation take a part of the memory that a data sheet names."""
     words = [run_file, "data.blend=mock", "model.hidden_size=512"]
     assert main(["check", *words, "--ranks", "1", "--json"]) == 0
@@ -131,7 +130,7 @@ def test_a_rehearsal_and_a_list_of_layouts_have_the_same_limit(
         (["--ranks", "3", "mesh.tp=2"], "3 ranks are not a multiple of mesh.tp=2"),
     ],
 )
-def test_ranks_that_cannot_be(words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_cannot_be(words, text, tmp_path, capsys):
     path = tmp_path / "run.toml"
     path.write_text(RUN.format(folder=tmp_path))
     assert main(["check", str(path), "data.blend=mock", *words]) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -32,7 +31,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return code, out, err
 
 
-def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_setting_and_one(capsys):
     code, out, err = told(capsys)
     assert code == 0 and not err and "[model]" in out and "# seed = 1234" in out
     code, out, _ = told(capsys, "--key", "model.norm")
@@ -60,7 +59,7 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2 and not out and "did you mean model.norm?" in err
 
 
-def test_a_run_as_toml(capsys: pytest.CaptureFixture[str], every_key: None) -> None:
+def test_a_run_as_toml(capsys, every_key):
     code, out, err = told(capsys, "--from-megatron", RUN)
     assert code == 0 and not err
     assert tomllib.loads(out)["train"]["global_batch"] == 8  # micro batch x 4 ranks
@@ -68,7 +67,7 @@ def test_a_run_as_toml(capsys: pytest.CaptureFixture[str], every_key: None) -> N
     assert json.loads(told(capsys, "--from-megatron", RUN, "--json")[1])["settings"]["model"]["num_layers"] == 2
 
 
-def test_a_script_with_its_own_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str], every_key: None) -> None:
+def test_a_script_with_its_own_arguments(tmp_path, capsys, every_key):
     script = tmp_path / "train.sh"
     script.write_text("#!/bin/bash\nOUT=$1\n" + RUN.replace("--lr 1e-3", "--lr 1e-3 --save $OUT") + "\n")
     assert tomllib.loads(told(capsys, "--from-megatron", f"{script} runs/one")[1])["run"]["folder"] == "runs/one"
@@ -80,7 +79,7 @@ def test_a_script_with_its_own_arguments(tmp_path: Path, capsys: pytest.CaptureF
     )
 
 
-def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every_key: None) -> None:
+def test_all_refused_arguments_at_once(capsys, every_key):
     code, out, err = told(
         capsys, "--from-megatron", f"{RUN} --heterogeneous-layers-config-path x.json --nonsense --eod-mask-loss"
     )
@@ -89,9 +88,7 @@ def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every
     assert "--heterogeneous-layers-config-path x.json: no model here supports it" in err
 
 
-def test_the_program_is_named_and_its_local_kernels_are_ours(
-    capsys: pytest.CaptureFixture[str], every_key: None
-) -> None:
+def test_the_program_is_named_and_its_local_kernels_are_ours(capsys, every_key):
     bert = RUN.replace("pretrain_gpt.py", "pretrain_bert.py")
     code, out, _ = told(capsys, "--from-megatron", f"{bert} --spec local")
     assert code == 0 and "# From Megatron-LM: pretrain_bert.py\n" in out
@@ -116,20 +113,20 @@ def test_the_program_is_named_and_its_local_kernels_are_ours(
         ("pretrain_gpt.py \x1b[31m", "is where an argument is expected"),
     ],
 )
-def test_wrong_input_is_told_in_short(text: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_told_in_short(text, expected, capsys):
     code, out, err = told(capsys, "--from-megatron", text)
     assert code == 2 and not out and expected in err and "\x1b" not in err
     assert len([line for line in err.splitlines() if not line.startswith("  - ")]) <= 4
 
 
-def test_a_file_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_text(tmp_path, capsys):
     path = tmp_path / "train.sh"
     path.write_bytes(b"\xff\xfe\x00")
     code, _, err = told(capsys, "--from-megatron", str(path))
     assert code == 2 and "is not a text file" in err and len(err.splitlines()) <= 4
 
 
-def test_a_script_is_a_regular_file_of_a_scripts_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_is_a_regular_file_of_a_scripts_size(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe.sh")
     (tmp_path / "large.sh").write_text("#" * (MOST_BYTES + 1))
     for name, text in (("pipe.sh", "not a regular file"), ("large.sh", "1,048,577 bytes")):

@@ -58,9 +58,7 @@ def finetune(*words: str) -> int:
     return main(["finetune", *words])
 
 
-def test_conversations_are_trained_and_the_same_command_continues(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_conversations_are_trained_and_the_same_command_continues(here, capsys):
     words = ("tiny", "chats.jsonl", "--epochs", "0.1", "--lr", "1e-3", "--sequence-length", "64")
     assert finetune(*words) == 0
     said = capsys.readouterr()
@@ -81,7 +79,7 @@ def test_conversations_are_trained_and_the_same_command_continues(
     assert "run.toml already exists, with other settings" in error and "mtrain train runs/tiny-chats/run.toml" in error
 
 
-def test_a_template_file_stays_with_the_tokenizer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_template_file_stays_with_the_tokenizer(here, capsys):
     """So nobody has to name it again to chat with the run, and an export has it."""
     mine = TEMPLATE.replace("assistant", "bot").replace("{{ m.role }}", "{{ m.role|replace('assistant', 'bot') }}")
     (here / "mine.jinja").write_text(mine)
@@ -96,7 +94,7 @@ def test_a_template_file_stays_with_the_tokenizer(here: Path, capsys: pytest.Cap
         assert said in capsys.readouterr().err
 
 
-def test_the_template_file_of_a_run_is_used_for_its_conversations(here: Path) -> None:
+def test_the_template_file_of_a_run_is_used_for_its_conversations(here):
     shutil.copytree(here / "tiny", here / "run")
     mine = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}"
     facts = {"chat_template": "mine.jinja", "chat_template_source": mine}
@@ -106,7 +104,7 @@ def test_the_template_file_of_a_run_is_used_for_its_conversations(here: Path) ->
     assert settings["chat_template"] == mine
 
 
-def test_adapters_are_trained_and_go_on_from_a_folder_of_peft(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapters_are_trained_and_go_on_from_a_folder_of_peft(here, capsys):
     words = ("chats.jsonl", "--lora", "4", "--epochs", "0.1", "--sequence-length", "64", "model.lora.alpha=12.0")
     assert finetune("tiny", *words) == 0
     run = here / "runs/tiny-chats"
@@ -137,7 +135,7 @@ def test_adapters_are_trained_and_go_on_from_a_folder_of_peft(here: Path, capsys
     assert "checkpoint.init_from = tiny: there is no folder tiny" in capsys.readouterr().err
 
 
-def test_texts_are_packed_and_print_does_not_train(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_packed_and_print_does_not_train(here, capsys):
     options = ("--print", "--gpus", "8", "--device", "H100", "--batch-tokens", "2K", "--valid", "texts.jsonl")
     assert finetune("tiny", "texts.jsonl", *options, "data.allow_overlap=true", "train.steps=7") == 0
     (here / "run.toml").write_text(capsys.readouterr().out)
@@ -149,9 +147,7 @@ def test_texts_are_packed_and_print_does_not_train(here: Path, capsys: pytest.Ca
     assert sorted(path.name for path in (here / "runs/tiny-texts").iterdir()) == ["data"]
 
 
-def test_rows_are_halved_until_a_layout_fits(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_halved_until_a_layout_fits(here, capsys, monkeypatch):
     monkeypatch.setattr(finetune_recipe, "SHORTEST_ROW", 32)
     device = device_named("H100")
     assert device is not None
@@ -165,7 +161,7 @@ def test_rows_are_halved_until_a_layout_fits(
     assert "no layout of 1 x H100 works" in capsys.readouterr().err
 
 
-def test_steps_follow_from_rows_and_epochs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_follow_from_rows_and_epochs(here, capsys):
     steps = []
     for epochs in ("1", "3"):
         words = ("--print", "--quiet", "--epochs", epochs, "--batch-tokens", "512", "--json")
@@ -175,7 +171,7 @@ def test_steps_follow_from_rows_and_epochs(here: Path, capsys: pytest.CaptureFix
     assert steps[0]["global_batch"] == 4 and steps[0]["steps"] == rows and 3 * rows - 3 < steps[1]["steps"] <= 3 * rows
 
 
-def test_pairs_are_trained_on_by_dpo(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_are_trained_on_by_dpo(here, capsys):
     make_pairs(here, number=12)
     (here / "p.jsonl").rename(here / "pairs.jsonl")
     assert finetune("tiny", "pairs.jsonl", "--print") == 2
@@ -195,7 +191,7 @@ def test_pairs_are_trained_on_by_dpo(here: Path, capsys: pytest.CaptureFixture[s
     assert line["loss"] == pytest.approx(math.log(2)) and line["named_losses"]["reward_margin"] == pytest.approx(0)
 
 
-def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_instructions_are_conversations(here, capsys):
     for schema, record in (
         ("alpaca", {"instruction": "Add.", "input": "1", "output": "2", "text": "Below is"}),
         ("dolly", {"instruction": "Add.", "context": "1", "response": "2"}),
@@ -255,9 +251,7 @@ def test_instructions_are_conversations(here: Path, capsys: pytest.CaptureFixtur
         (["tiny", "chats.jsonl", "--add-tokens", "<new>", "<|endoftext|>"], "the tokenizer has <|endoftext|> already"),
     ],
 )
-def test_what_cannot_be_trained_is_named_and_no_file_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
+def test_what_cannot_be_trained_is_named_and_no_file_is_written(here, capsys, words, said):
     (here / "empty.jsonl").touch()
     (here / "keys.jsonl").write_text('{"prompt": "a"}\n')
     (here / "list.jsonl").write_text("[{}]\n")
@@ -273,9 +267,7 @@ def test_what_cannot_be_trained_is_named_and_no_file_is_written(
 
 
 @pytest.mark.parametrize("rows", [257, 300])
-def test_new_tokens_begin_as_the_mean_and_are_exported(
-    here: Path, capsys: pytest.CaptureFixture[str], rows: int
-) -> None:
+def test_new_tokens_begin_as_the_mean_and_are_exported(here, capsys, rows):
     """ChatML for a model that has never seen it: the vocabulary grows, or has rows that no token used."""
     before = open_model(save("llama2", here / "plain", max_position_embeddings=128, vocab_size=rows))
     new, first, size = ["<|im_start|>", "<|im_end|>"], 257, max(rows, 259)
@@ -304,7 +296,7 @@ def test_new_tokens_begin_as_the_mean_and_are_exported(
     assert main([*wrong]) == 2 and "checkpoint.new_rows_from = 400 does not fit" in capsys.readouterr().err
 
 
-def test_new_tokens_are_trained_whole_beside_adapters(here: Path) -> None:
+def test_new_tokens_are_trained_whole_beside_adapters(here):
     save("llama2", here / "plain", max_position_embeddings=128, vocab_size=257)
     new = ["<|im_start|>", "<|im_end|>"]
     words = ("--sequence-length", "64", "--epochs", "0.1", "--lr", "1e-3", "--lora", "4", "--add-tokens", *new)
@@ -327,9 +319,7 @@ def test_new_tokens_are_trained_whole_beside_adapters(here: Path) -> None:
     assert torch.allclose(logits, trained, atol=1e-5)
 
 
-def test_adapters_of_experts_are_refused_before_data_is_tokenized(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adapters_of_experts_are_refused_before_data_is_tokenized(here, capsys):
     save("mixtral", here / "experts", max_position_embeddings=128)
     assert finetune("experts", "chats.jsonl", "--lora", "4") == 2
     assert "--lora does not support [model.moe] of experts\n  try: leave --lora" in capsys.readouterr().err
@@ -337,9 +327,7 @@ def test_adapters_of_experts_are_refused_before_data_is_tokenized(
 
 
 @pytest.mark.parametrize("valid", [None, "nothing", "empty.jsonl"])
-def test_a_folder_of_another_run_and_bad_held_out_data_are_refused_before_data_is_tokenized(
-    here: Path, capsys: pytest.CaptureFixture[str], valid: str | None
-) -> None:
+def test_a_folder_of_another_run_and_bad_held_out_data_are_refused_before_data_is_tokenized(here, capsys, valid):
     (here / "empty.jsonl").touch()
     (here / "old").mkdir()
     for text in ("", 'checkpoint.init_from = "other"', 'checkpoint.init_from = "tiny"\ndata.blend = "old/data/a.json"'):
@@ -350,9 +338,7 @@ def test_a_folder_of_another_run_and_bad_held_out_data_are_refused_before_data_i
     assert [path.name for path in (here / "old").iterdir()] == ["run.toml"]
 
 
-def test_the_folder_of_a_run_that_another_command_began_is_refused_before_data_is_tokenized(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_folder_of_a_run_that_another_command_began_is_refused_before_data_is_tokenized(here, capsys):
     (here / "base").mkdir()
     (here / "base/config.toml").write_text('run.folder = "base"\ndata.blend = "mix.json"')
     assert finetune("tiny", "chats.jsonl", "--folder", "base") == 2
@@ -367,9 +353,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_print_and_overwrite_leave_the_data_of_a_run_that_has_begun(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_and_overwrite_leave_the_data_of_a_run_that_has_begun(here, capsys):
     shutil.copytree("tiny", "twin")
     sizes = ("--epochs", "0.1", "--sequence-length", "64", "--folder", "run", "--quiet")
     assert finetune("tiny", "chats.jsonl", *sizes) == 0
@@ -391,9 +375,7 @@ def test_print_and_overwrite_leave_the_data_of_a_run_that_has_begun(
     assert contents(here / "run") == before
 
 
-def test_overwrite_replaces_the_data_of_a_run_that_has_not_begun(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overwrite_replaces_the_data_of_a_run_that_has_not_begun(here, capsys):
     words = ("tiny", "chats.jsonl", "--print", "--quiet", "--sequence-length", "64")
     assert finetune(*words) == 0
     before = contents(here / "runs")
@@ -406,9 +388,7 @@ def test_overwrite_replaces_the_data_of_a_run_that_has_not_begun(
     assert contents(here / "runs") != before and not (here / "runs/tiny-chats/run.toml").exists()
 
 
-def test_a_step_of_less_than_a_row_is_refused_and_one_of_fewer_rows_than_gpus_is_kept(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_of_less_than_a_row_is_refused_and_one_of_fewer_rows_than_gpus_is_kept(here, capsys):
     assert finetune("tiny", "chats.jsonl", "--batch-tokens", "1", "--sequence-length", "64") == 2
     advice = "--batch-tokens 1 is less than a row of 64 tokens\n  try: --batch-tokens 64 or more, or a shorter"
     assert advice in capsys.readouterr().err and not (here / "runs").exists(), "before data is tokenized"
@@ -426,7 +406,7 @@ def test_a_step_of_less_than_a_row_is_refused_and_one_of_fewer_rows_than_gpus_is
     assert "try: another number of --gpus, or more --batch-tokens" in error
 
 
-def test_bad_records_stop_or_are_skipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_records_stop_or_are_skipped(here, capsys):
     bad = here / "bad.jsonl"
     bad.write_text((here / "chats.jsonl").read_text() + '{"other": 1}\n')
     assert finetune("tiny", "bad.jsonl", "--print") == 3
@@ -435,15 +415,13 @@ def test_bad_records_stop_or_are_skipped(here: Path, capsys: pytest.CaptureFixtu
     assert "bad.jsonl: left out: 1 no-key" in capsys.readouterr().err
 
 
-def test_a_first_line_that_is_not_json_is_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_first_line_that_is_not_json_is_shown(here, capsys):
     (here / "plain.jsonl").write_text("hello\n")
     assert finetune("tiny", "plain.jsonl", "--print") == 3
     assert "the first line of plain.jsonl is not JSON\n  found: 'hello'" in capsys.readouterr().err
 
 
-def test_a_corpus_of_another_tokenizer_is_refused_with_both_named(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corpus_of_another_tokenizer_is_refused_with_both_named(here, capsys):
     assert finetune("tiny", "texts.jsonl", "--print", "--quiet") == 0
     capsys.readouterr()
     shutil.copytree("tiny", "other")
@@ -461,7 +439,7 @@ def test_a_corpus_of_another_tokenizer_is_refused_with_both_named(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "gemma3"])
-def test_the_model_section_describes_the_folder(tmp_path: Path, name: str) -> None:
+def test_the_model_section_describes_the_folder(tmp_path, name):
     model = open_model(save(name, tmp_path / name))
     tables = {
         "run": {"folder": "r"},

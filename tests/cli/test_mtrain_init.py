@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ def problems(path: Path, ranks: int) -> list[str]:
 
 
 @pytest.mark.scaled
-def test_random_answers_make_files_that_pass_the_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_answers_make_files_that_pass_the_check(here, capsys):
     """12 of them, 50 in a soak run; a refusal may only say that no layout works."""
     drawn, refused = random.Random(45), 0
     for _ in range(min(12 * SOAK, 50)):
@@ -61,9 +60,7 @@ def test_random_answers_make_files_that_pass_the_check(here: Path, capsys: pytes
     ("make", "model", "kind"),
     [(make_sentences, [], "bert"), (make_sentences, ["--model", "t5-small"], "t5"), (make_chat, [], "chat")],
 )
-def test_the_kind_of_samples_follows_from_the_corpus_and_the_model(
-    here: Path, make: Callable[[Path], Path], model: list[str], kind: str
-) -> None:
+def test_the_kind_of_samples_follows_from_the_corpus_and_the_model(here, make, model, kind):
     made = make(here)
     length = ["--sequence-length", "128" if kind == "chat" else "64"]
     assert main(["init", "--yes", "--quiet", "--gpus", "0", "--data", str(made), *length, *model]) == 0
@@ -72,16 +69,14 @@ def test_the_kind_of_samples_follows_from_the_corpus_and_the_model(
     assert problems(here / "run.toml", 1) == []
 
 
-def test_the_default_folder_is_not_that_of_a_run(here: Path) -> None:
+def test_the_default_folder_is_not_that_of_a_run(here):
     (here / "runs/first").mkdir(parents=True)
     (here / "runs/first/config.toml").write_text("")
     assert main(["init", "--yes", "--gpus", "0", "--model", "2M", "--length", "10 steps", "--quiet"]) == 0
     assert load_config(here / "run.toml").run.folder == "runs/2"
 
 
-def test_answers_from_a_pipe_and_defaults_from_the_data(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_from_a_pipe_and_defaults_from_the_data(here, monkeypatch, capsys):
     make_mix(here, ["a", "b"])
     (here / "mix.json").rename(here / "blend.json")
     monkeypatch.setattr("sys.stdin", io.StringIO("\n1M\n0\n32\n256\n20 steps\n\nruns/x\nwandb, tensorboard\n"))
@@ -116,26 +111,20 @@ def test_answers_from_a_pipe_and_defaults_from_the_data(
         (["--gpus", "0", "--nodes", "2", "--device", "H100"], "--device H100 and --nodes 2 would have no effect"),
     ],
 )
-def test_a_wrong_answer_is_named_and_nothing_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
+def test_a_wrong_answer_is_named_and_nothing_is_written(here, capsys, words, said):
     assert main(["init", "--yes", *words]) == 2
     assert said in capsys.readouterr().err
     assert not (here / "run.toml").exists()
 
 
 @pytest.mark.parametrize("stdin", [io.StringIO(""), None])  # None: Python's name for a closed one
-def test_without_an_answer_the_option_is_named(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdin: io.StringIO | None
-) -> None:
+def test_without_an_answer_the_option_is_named(here, monkeypatch, capsys, stdin):
     monkeypatch.setattr("sys.stdin", stdin)
     assert main(["init"]) == 2
     assert "try: give --data ANSWER, or --yes" in capsys.readouterr().err
 
 
-def test_a_terminal_is_asked_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_is_asked_again(here, monkeypatch, capsys):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -145,21 +134,21 @@ def test_a_terminal_is_asked_again(
     assert "unknown model '12Q'" in capsys.readouterr().err
 
 
-def test_a_file_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_kept(here, capsys):
     (here / "run.toml").write_text("mine")
     assert main(["init", "--yes"]) == 2
     assert "run.toml already exists" in capsys.readouterr().err and (here / "run.toml").read_text() == "mine"
 
 
 @pytest.mark.parametrize("parameters", [1e6, 125e6, 350e6, 1.3e9, 6.7e9, 70e9])
-def test_a_size_is_met_within_a_tenth(parameters: float) -> None:
+def test_a_size_is_met_within_a_tenth(parameters):
     keys = shape_of(int(parameters), vocab_size=2000)
     embeddings = 2000 * keys["hidden_size"] * (1 if keys["tie_embeddings"] else 2)
     assert 12 * keys["num_layers"] * keys["hidden_size"] ** 2 + embeddings == pytest.approx(parameters, rel=0.1)
     assert keys["hidden_size"] % keys["num_heads"] == 0
 
 
-def test_numbers_as_people_write_them() -> None:
+def test_numbers_as_people_write_them():
     for text, value in (("4096", 4096), ("1.3B", 1_300_000_000), ("0.5m", 500_000), ("1e9", 10**9), ("20_000", 20000)):
         assert number(text, "x") == value
     for value in (1, 999_999, 1_500_000, 20_000_000_000, 524288):

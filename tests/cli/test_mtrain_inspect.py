@@ -17,7 +17,7 @@ from trainer.checkpoint.format import Index, RunState
 GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoint" / "step-2"
 
 
-def test_a_checkpoint_is_shown_for_people_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_is_shown_for_people_and_as_json(tmp_path, capsys):
     folder = save(tmp_path, Layout(tp=2))
     assert main(["inspect", str(folder)]) == 0
     text = capsys.readouterr().out
@@ -35,7 +35,7 @@ def test_a_checkpoint_is_shown_for_people_and_as_json(tmp_path: Path, capsys: py
     assert "configuration: with --json" in text
 
 
-def test_all_that_resuming_needs_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_resuming_needs_is_shown(tmp_path, capsys):
     run = RunState(
         4, 8, data_id="id", data={"order": "native", "corpora": [["a", 1]] * 99}, optimizer_steps=6, config="",
         skipped_samples=1, float8={"layer": [[1.0, 2.0, 3.0]]}, schedule_steps=2, schedule_samples=-3, moment_steps=5,
@@ -50,14 +50,14 @@ def test_all_that_resuming_needs_is_shown(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("loss", ["2.5", None, [2.5], {}])
-def test_a_loss_that_is_no_number_is_not_shown(loss: object, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_not_shown(loss, tmp_path):
     """What a step measured may be anything in a checkpoint of strangers."""
     run = RunState(4, 8, data_id="id", data={}, optimizer_steps=4, config="", measured={"loss": loss})
     text = checkpoint_text(checkpoint_facts(tmp_path, Index(run, {}, {}, hashed=True), verified=False))
     assert text.splitlines()[0].endswith("4 updates applied")
 
 
-def test_a_file_and_a_step_that_is_not_there_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_and_a_step_that_is_not_there_are_told(tmp_path, capsys):
     (tmp_path / "r.toml").touch()
     assert main(["inspect", str(tmp_path / "r.toml")]) == 2
     assert "r.toml is a file\n  expected: a checkpoint" in capsys.readouterr().err
@@ -67,21 +67,19 @@ def test_a_file_and_a_step_that_is_not_there_are_told(tmp_path: Path, capsys: py
     assert "step-999\n  expected: step-2\n" in capsys.readouterr().err
 
 
-def test_version_1_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_1_is_shown(capsys):
     assert main(["inspect", str(GOLDEN), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["version"], facts["step"], len(facts["files"])) == (1, 2, 4)
 
 
-def test_of_a_run_folder_the_checkpoint_to_continue_from_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_run_folder_the_checkpoint_to_continue_from_is_shown(tmp_path, capsys):
     save(tmp_path / "run" / "checkpoints", Layout())
     assert main(["inspect", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"].endswith("step-2")
 
 
-def test_damage_and_a_folder_that_is_none_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_and_a_folder_that_is_none_are_told(tmp_path, capsys):
     folder = save(tmp_path, Layout())
     path = folder / "rank-00000.safetensors"
     whole = path.read_bytes()

@@ -91,7 +91,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     ],
     ids=" ".join,
 )
-def test_a_command_that_was_killed_is_completed_by_itself(world: World, words: tuple[str, ...], step: int) -> None:
+def test_a_command_that_was_killed_is_completed_by_itself(world, words, step):
     world.fresh()
     world.run(*words)
     expected = world.contents()

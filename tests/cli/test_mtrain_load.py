@@ -54,9 +54,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_latest_valid_passes_over_a_damaged_checkpoint(
-    kind: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_latest_valid_passes_over_a_damaged_checkpoint(kind, stopped, tmp_path, capsys):
     run = shutil.copytree(stopped.parent / "run", tmp_path / "run")
     damage, named = DAMAGE[kind]
     damage(run / "checkpoints" / "step-4")
@@ -72,9 +70,7 @@ def test_latest_valid_passes_over_a_damaged_checkpoint(
 
 
 @pytest.mark.parametrize("command", ["check", "train"])
-def test_where_none_is_valid_all_are_named(
-    command: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_none_is_valid_all_are_named(command, stopped, tmp_path, capsys):
     run = shutil.copytree(stopped.parent / "run", tmp_path / "run")
     for step, kind in ((4, "no index"), (2, "a flipped byte of a slice")):
         DAMAGE[kind][0](run / "checkpoints" / f"step-{step}")

@@ -129,7 +129,7 @@ def _state(pid: int) -> str:
         return "Z"
 
 
-def test_a_signal_lets_open_requests_end(model: str) -> None:
+def test_a_signal_lets_open_requests_end(model):
     with started(model) as server:
         (rank,) = server.ranks()
         os.kill(rank, signal.SIGSTOP)
@@ -149,7 +149,7 @@ def test_a_signal_lets_open_requests_end(model: str) -> None:
         wait_until_gone([rank])
 
 
-def test_a_second_signal_ends_open_requests_with_an_error(model: str) -> None:
+def test_a_second_signal_ends_open_requests_with_an_error(model):
     with started(model) as server:
         (rank,) = server.ranks()
         os.kill(rank, signal.SIGSTOP)
@@ -174,7 +174,7 @@ def test_a_second_signal_ends_open_requests_with_an_error(model: str) -> None:
         *(pytest.param(*case, marks=pytest.mark.soak) for case in (("prefill", 1), ("decode", 0), ("decode", 1))),
     ],
 )
-def test_a_killed_rank_ends_requests_and_ranks(model: str, when: str, rank: int) -> None:
+def test_a_killed_rank_ends_requests_and_ranks(model, when, rank):
     with started(model, "mesh.tp=2") as server:
         body = {"prompt": "the", "max_tokens": 20, "seed": 1}
         rules = Sampling(max_tokens=20, temperature=1.0, top_p=1.0, seed=1)
@@ -202,7 +202,7 @@ def test_a_killed_rank_ends_requests_and_ranks(model: str, when: str, rank: int)
 
 @pytest.mark.soak  # the waiting itself: tests/trainer/serve/test_processes.py
 @pytest.mark.parametrize(("mesh", "rank"), [("mesh.tp=1", 0), ("mesh.tp=2", 0), ("mesh.tp=2", 1)])
-def test_a_stopped_rank_ends_requests_and_ranks(model: str, mesh: str, rank: int) -> None:
+def test_a_stopped_rank_ends_requests_and_ranks(model, mesh, rank):
     with started(model, mesh) as server:
         ranks = server.ranks()
         with opened(server, stream=True, texts=100) as connection:
@@ -216,7 +216,7 @@ def test_a_stopped_rank_ends_requests_and_ranks(model: str, mesh: str, rank: int
 
 
 @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_a_killed_server_takes_its_ranks_along(model: str, stream: bool) -> None:
+def test_a_killed_server_takes_its_ranks_along(model, stream):
     with started(model, "mesh.pp=2" if not stream else "mesh.tp=1") as server:
         ranks = server.ranks()
         os.kill(ranks[-1], signal.SIGSTOP)
@@ -228,7 +228,7 @@ def test_a_killed_server_takes_its_ranks_along(model: str, stream: bool) -> None
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_ten_thousand_requests_leave_no_memory_behind(model: str) -> None:
+def test_ten_thousand_requests_leave_no_memory_behind(model):
     """Neither in the server nor in its rank: less than 1 byte a token.
 
     Prompts are few, because tokenizers keep a bounded number of words.
@@ -272,6 +272,6 @@ def _resident_bytes(pid: int) -> int:
         (("nowhere",), "nowhere"),
     ],
 )
-def test_bad_input_is_named(words: tuple[str, ...], text: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_named(words, text, model, capsys):
     assert main(["serve", *(model if word == "MODEL" else word for word in words)]) == 2
     assert text in capsys.readouterr().err

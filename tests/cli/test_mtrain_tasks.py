@@ -43,7 +43,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
     return found
 
 
-def test_temperature_0_and_greedy_are_one(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_temperature_0_and_greedy_are_one(model, capsys):
     asked = ("generate", model, "--prompt", "the ", "--max-tokens", "4", "--log-probs", "1", "--prompt-log-probs")
     greedy, cold = said(capsys, *asked, "--greedy"), said(capsys, *asked, "--temperature", "0")
     assert greedy == cold
@@ -51,7 +51,7 @@ def test_temperature_0_and_greedy_are_one(model: str, capsys: pytest.CaptureFixt
     assert len(text["log_probs"]) == 4 == len(text["top_log_probs"]) and text["prompt_log_probs"][0] is None
 
 
-def test_a_file_of_samples(model: str, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_samples(model, prompts, tmp_path, capsys):
     output = tmp_path / "out.jsonl"
     asked = ("generate", model, "--input", prompts, "--output", str(output), "--num-samples", "2", "--max-tokens", "3")
     assert said(capsys, *asked)["from_before"] == 0
@@ -62,13 +62,13 @@ def test_a_file_of_samples(model: str, prompts: str, tmp_path: Path, capsys: pyt
     assert "has lines of another model, prompt or option" in capsys.readouterr().err
 
 
-def test_beams(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beams(model, capsys):
     asked = ("generate", model, "--prompt", "the ", "--beam-width", "3", "--num-results", "2", "--max-tokens", "3")
     first, second = said(capsys, *asked)["texts"]  # type: ignore[misc]
     assert first["score"] >= second["score"] and first["tokens"] != second["tokens"]
 
 
-def test_logits(model: str, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logits(model, prompts, tmp_path, capsys):
     asked = ("logits", model, "--input", prompts, "--output", str(tmp_path / "x.safetensors"))
     rows = said(capsys, *asked)["tokens"]
     written, opened = load_file(tmp_path / "x.safetensors"), Model.load(model)
@@ -77,7 +77,7 @@ def test_logits(model: str, prompts: str, tmp_path: Path, capsys: pytest.Capture
     assert main(list(asked)) == 2 and "exists" in capsys.readouterr().err
 
 
-def test_eval(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval(model, tmp_path, capsys):
     data = tmp_path / "lambada.jsonl"
     data.write_text('{"text": "the man saw the"}\n\n{"text": "no"}\n')
     found = said(capsys, "eval", model, "--task", "lambada", "--strict", "--data", str(data))
@@ -117,9 +117,7 @@ def test_eval(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (("eval", "--task", "perplexity", "--data", "x", "--tp", "2"), "--tp 2 cannot divide the layers over 1 rank"),
     ],
 )
-def test_bad_input_is_named(
-    words: tuple[str, ...], text: str, model: str, prompts: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_named(words, text, model, prompts, capsys):
     text_file = Path(prompts).with_name("wiki.txt")
     text_file.write_text("the man saw the man\n")
     given = {"PROMPTS": prompts, "TEXT": str(text_file)}
@@ -130,9 +128,7 @@ def test_bad_input_is_named(
 
 @pytest.mark.scaled
 @pytest.mark.slow
-def test_ranks_of_nproc_answer_as_one_process_does(
-    model: str, prompts: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_of_nproc_answer_as_one_process_does(model, prompts, tmp_path, capfd):
     found = []
     for more in ((), ("--nproc", "2", "--pp", "2"), *([("--nproc", "2")] if SOAK > 1 else [])):
         words = ["generate", model, "--input", prompts, "--max-tokens", "6", "--json", *more]
@@ -148,15 +144,13 @@ def test_ranks_of_nproc_answer_as_one_process_does(
 
 
 @pytest.mark.soak  # in `make test` that of a rank of `train`, in tests/cli/test_mtrain.py
-def test_an_error_of_ranks_of_nproc_is_told_once(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_ranks_of_nproc_is_told_once(model, capfd):
     assert main(["generate", model, "--nproc", "3", "--max-tokens", "2"]) == 2
     error = capfd.readouterr().err
     assert error.count("mtrain: error: ") == 1 and "cannot be divided over tp=3 x pp=1 ranks" in error
 
 
-def test_a_number_of_ranks_that_cannot_be_is_refused(
-    model: str, prompts: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_of_ranks_that_cannot_be_is_refused(model, prompts, capfd, monkeypatch):
     assert main(["generate", model, "--nproc", "0"]) == 2
     assert "--nproc is too small" in capfd.readouterr().err
     monkeypatch.setenv("RANK", "0")
@@ -166,7 +160,7 @@ def test_a_number_of_ranks_that_cannot_be_is_refused(
 
 
 @pytest.mark.slow
-def test_ranks_end_without_an_error_once_the_reader_of_their_output_has_gone(model: str) -> None:
+def test_ranks_end_without_an_error_once_the_reader_of_their_output_has_gone(model):
     words = ["generate", model, "--prompt", "the ", "--max-tokens", "2", "--nproc", "2"]
     reader, writer = os.pipe()
     os.close(reader)
@@ -184,7 +178,7 @@ def test_ranks_end_without_an_error_once_the_reader_of_their_output_has_gone(mod
         (signal.SIGINT, 130, "mtrain: interrupted\n"),
     ],
 )
-def test_ranks_of_nproc_end_together(model: str, tmp_path: Path, number: int, code: int, text: str) -> None:
+def test_ranks_of_nproc_end_together(model, tmp_path, number, code, text):
     output = tmp_path / "texts.jsonl"
     words = ["generate", model, "--num-samples", "20000", "--max-tokens", "9", "--output", str(output), "--nproc", "2"]
     command = [sys.executable, "-m", "cli.mtrain", *words, "--quiet"]

@@ -55,7 +55,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_a_webhook_hears_of_a_killed_rank_0(tmp_path: Path, webhook: Posts) -> None:
+def test_a_webhook_hears_of_a_killed_rank_0(tmp_path, webhook):
     folder = tmp_path / "run"
     (tmp_path / "run.toml").write_text(RUN.format(folder=folder, steps=100_000))
     command = [sys.executable, "-m", "cli.mtrain", "train", str(tmp_path / "run.toml"), "--nproc", "1"]
@@ -74,7 +74,7 @@ def test_a_webhook_hears_of_a_killed_rank_0(tmp_path: Path, webhook: Posts) -> N
 
 
 @pytest.mark.slow
-def test_a_run_waits_for_its_trackers(tmp_path: Path, webhook: Posts, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_waits_for_its_trackers(tmp_path, webhook, capsys):
     folder = tmp_path / "run"
     (tmp_path / "run.toml").write_text(RUN.format(folder=folder, steps=5))
     assert main(["train", str(tmp_path / "run.toml"), "--nproc", "1", "checkpoint.interval=3"]) == 0
@@ -100,9 +100,7 @@ def test_a_run_waits_for_its_trackers(tmp_path: Path, webhook: Posts, capsys: py
 
 
 @pytest.mark.slow
-def test_a_tracker_that_cannot_work_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tracker_that_cannot_work_is_said_once(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("MTRAIN_WEBHOOK_URL", raising=False)
     (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path / "run", steps=5))
     assert main(["train", str(tmp_path / "run.toml"), "--nproc", "1"]) == 0
@@ -117,7 +115,7 @@ def test_a_tracker_that_cannot_work_is_said_once(
     assert "does not name the run in trackers" in capsys.readouterr().err
 
 
-def test_what_cannot_be_tracked_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_tracked_is_refused(tmp_path, capsys):
     assert main(["track", str(tmp_path)]) == 2
     assert "is not a run folder" in capsys.readouterr().err
     assert main(["track", str(tmp_path / "none")]) == 2
@@ -138,9 +136,7 @@ def test_what_cannot_be_tracked_is_refused(tmp_path: Path, capsys: pytest.Captur
         ("https://host/secret\n", "a space"),
     ],
 )
-def test_a_url_that_cannot_be_a_webhooks_is_named_before_the_start(
-    url: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_url_that_cannot_be_a_webhooks_is_named_before_the_start(url, fault, tmp_path, capsys):
     """With all other problems, and without what may be a secret."""
     (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path / "run", steps=5))
     for command in ("check", "train"):
@@ -151,9 +147,7 @@ def test_a_url_that_cannot_be_a_webhooks_is_named_before_the_start(
         assert "secret" not in error and not (tmp_path / "run").exists()
 
 
-def test_a_missing_library_is_named_before_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_library_is_named_before_the_start(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("trainer.tracking.trackers.find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path / "run", steps=5))

@@ -7,7 +7,6 @@ import re
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -64,9 +63,7 @@ def _write_input(folder: Path) -> None:
         (tables / name).write_text("")
 
 
-def test_the_tutorial_trains_fills_spans_and_exports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tutorial_trains_fills_spans_and_exports(tmp_path, monkeypatch, capsys):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     _write_input(tmp_path)
@@ -106,7 +103,7 @@ def test_the_tutorial_trains_fills_spans_and_exports(
         pytest.param("byte-bpe", ["<pad>", "</s>"], marks=pytest.mark.soak),
     ],
 )
-def test_answers_begin_and_end_as_rows_do(kind: str, tokens: list[str], tmp_path: Path, capsys: Any) -> None:
+def test_answers_begin_and_end_as_rows_do(kind, tokens, tmp_path, capsys):
     """Whatever begins and ends texts of this tokenizer; the export says the same, with all special tokens."""
     _write_input(tmp_path)
     book, words, prefix = (str(tmp_path / name) for name in ("book.jsonl", "words", "spans"))

@@ -245,9 +245,7 @@ def test_a_model_without_a_tokenizer_is_scored_with_that_of_the_corpus(folder, t
     assert scores[1]["bytes"]
 
 
-def test_weights_that_may_not_be_read_are_not_called_damaged(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_that_may_not_be_read_are_not_called_damaged(folder, monkeypatch, capsys):
     opened = Path.open
 
     def locked(path: Path, *arguments: Any, **options: Any) -> Any:

@@ -84,7 +84,7 @@ def mount_without_space(rank: int, checkpoints: Path) -> None:
     os.kill(rank, signal.SIGCONT)
 
 
-def test_a_run_folder_without_space_for_metrics(tmp_path, undisturbed) -> None:
+def test_a_run_folder_without_space_for_metrics(tmp_path, undisturbed):
     config = run_in(tmp_path / "run", steps=STEPS)
     config = replace(config, checkpoint=replace(config.checkpoint, folder=str(tmp_path / "checkpoints")))
     with small_disk(tmp_path / "run", 8192):
@@ -102,7 +102,7 @@ def test_a_run_folder_without_space_for_metrics(tmp_path, undisturbed) -> None:
         assert [event["step"] for event in read_events(tmp_path / "run") if event["event"] == "start"][1] > 0
 
 
-def test_a_node_without_space_for_its_part_of_a_checkpoint(tmp_path, undisturbed) -> None:
+def test_a_node_without_space_for_its_part_of_a_checkpoint(tmp_path, undisturbed):
     config = run_in(tmp_path / "run", steps=STEPS)
     nodes, checkpoints = start(config, tmp_path), tmp_path / "run/checkpoints"
     wait_for(config, 12)

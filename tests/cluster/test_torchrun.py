@@ -108,7 +108,7 @@ def _ranks(node: subprocess.Popen[bytes]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", soaked([1, RANKS], but=[1]))
-def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, torchrun, ranks) -> None:
+def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, torchrun, ranks):
     """That with rank 0; in `make soak` on either node."""
     straight, config = run_in(tmp_path / "straight", steps=80), run_in(tmp_path / "run", steps=80)
     killed = (1, 0) if ranks > 1 else (0,)
@@ -138,7 +138,7 @@ def _ranks_of(folder: Path) -> list[int]:
 @pytest.mark.soak
 @pytest.mark.timeout(2400)  # both limits of the test below; on a busy machine each start takes a minute
 @pytest.mark.parametrize("seed", [1, 2])
-def test_ten_kills_of_ranks_and_launchers_leave_the_run_of_an_undisturbed_one(tmp_path, torchrun, seed) -> None:
+def test_ten_kills_of_ranks_and_launchers_leave_the_run_of_an_undisturbed_one(tmp_path, torchrun, seed):
     """A launcher that has ended is started again, as a person or a service would do it."""
     straight, config = run_in(tmp_path / "straight", steps=1500), run_in(tmp_path / "run", steps=1500)
     draw, agents, kills, starts = random.Random(seed), torchrun(config, restarts=20), [], 0
@@ -165,7 +165,7 @@ def test_ten_kills_of_ranks_and_launchers_leave_the_run_of_an_undisturbed_one(tm
 
 @pytest.mark.soak
 @pytest.mark.parametrize("lost", ["any", "first"])
-def test_of_one_to_two_nodes_the_one_that_is_left_goes_on(tmp_path, monkeypatch, torchrun, lost) -> None:
+def test_of_one_to_two_nodes_the_one_that_is_left_goes_on(tmp_path, monkeypatch, torchrun, lost):
     """Without that of rank 0, if torchrun's store lies elsewhere."""
     straight, config = run_in(tmp_path / "straight", steps=1000), run_in(tmp_path / "run", steps=1000)
     config = replace(config, run=replace(config.run, on_lost_node="shrink"))
@@ -186,7 +186,7 @@ def test_of_one_to_two_nodes_the_one_that_is_left_goes_on(tmp_path, monkeypatch,
 
 
 @pytest.mark.soak
-def test_of_one_to_two_nodes_the_one_that_is_left_waits_for_the_other(tmp_path, monkeypatch, torchrun) -> None:
+def test_of_one_to_two_nodes_the_one_that_is_left_waits_for_the_other(tmp_path, monkeypatch, torchrun):
     straight, config = run_in(tmp_path / "straight", steps=300), run_in(tmp_path / "run", steps=300)
     config = replace(config, run=replace(config.run, on_lost_node="wait"))
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # otherwise nodes cannot join
@@ -209,7 +209,7 @@ def test_of_one_to_two_nodes_the_one_that_is_left_waits_for_the_other(tmp_path, 
 @pytest.mark.parametrize(("num_nodes", "shares_store"), soaked([(1, True), (2, True), (2, False)], but=[(1, True)]))
 def test_a_run_that_ended_on_purpose_is_not_trained_on_by_the_restarts_of_its_job(
     tmp_path, monkeypatch, torchrun, num_nodes, shares_store
-) -> None:
+):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", str(int(not shares_store)))
     config = run_in(tmp_path / "run", steps=10**6)
     config = replace(config, run=replace(config.run, exit_after=0.01))

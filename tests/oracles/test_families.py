@@ -26,24 +26,24 @@ def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
 
 
 @pytest.mark.parametrize("folder", ["model", pytest.param("families", marks=pytest.mark.soak)])
-def test_berts_of_megatron_are_equal(oracles: Path, folder: str) -> None:
+def test_berts_of_megatron_are_equal(oracles, folder):
     equal, lines, reasons = run(oracles / "oracle" / folder, "bert")
     assert equal and not reasons and len(lines) == 2
 
 
-def test_logits_of_latent_attention_and_of_later_tokens_are_equal(oracles: Path) -> None:
+def test_logits_of_latent_attention_and_of_later_tokens_are_equal(oracles):
     cases = [case for case in cases_of(oracles / "oracle/families") if case.kind == "mla_mtp"]
     named = {case.name: case.compare for case in cases if case.name.endswith(" logits")}
     assert len(named) >= 4 and not any(compare_logits() for compare_logits in named.values())
 
 
 @pytest.mark.soak
-def test_latent_attention_and_later_tokens_of_megatron_are_equal(oracles: Path) -> None:
+def test_latent_attention_and_later_tokens_of_megatron_are_equal(oracles):
     equal, _, reasons = run(oracles / "oracle/families", "mla_mtp")
     assert equal, reasons
 
 
-def test_mixers_logits_and_patterns_of_megatron_are_equal(oracles: Path) -> None:
+def test_mixers_logits_and_patterns_of_megatron_are_equal(oracles):
     cases = [case for case in cases_of(oracles / "oracle/families") if case.kind == "mamba"]
     at_once = {case.name: case.compare for case in cases if case.name.endswith((" logits", " mixer"))}
     at_once |= {case.name: case.compare for case in cases if case.name.startswith("hybrid_patterns")}
@@ -52,30 +52,30 @@ def test_mixers_logits_and_patterns_of_megatron_are_equal(oracles: Path) -> None
 
 
 @pytest.mark.soak
-def test_mamba_and_hybrids_of_megatron_are_equal(oracles: Path) -> None:
+def test_mamba_and_hybrids_of_megatron_are_equal(oracles):
     equal, _, reasons = run(oracles / "oracle/families", "mamba")
     assert equal, reasons
 
 
 @pytest.mark.soak
-def test_decoders_of_megatron_are_equal(oracles: Path) -> None:
+def test_decoders_of_megatron_are_equal(oracles):
     equal, _, reasons = run(oracles / "oracle/model", "gpt")
     assert equal, reasons
 
 
-def test_decoders_with_experts_of_megatron_are_equal(oracles: Path) -> None:
+def test_decoders_with_experts_of_megatron_are_equal(oracles):
     equal, _, reasons = run(oracles / "oracle/model", "moe")
     assert equal, reasons
 
 
 @pytest.mark.soak
-def test_models_with_experts_of_megatron_are_equal(oracles: Path) -> None:
+def test_models_with_experts_of_megatron_are_equal(oracles):
     equal, _, reasons = run(oracles / "oracle/families", "moe")
     assert equal, reasons
 
 
 @pytest.mark.parametrize("name", ["deepseek_like", "gptoss_like", "shared_gate", "capacity_probs"])
-def test_outputs_and_routing_of_experts_are_equal(oracles: Path, name: str) -> None:
+def test_outputs_and_routing_of_experts_are_equal(oracles, name):
     reference = Reference(oracles / f"oracle/families/moe/{name}.safetensors")
     assert families_moe.outputs(reference) == ""
     if name == "shared_gate":
@@ -83,7 +83,7 @@ def test_outputs_and_routing_of_experts_are_equal(oracles: Path, name: str) -> N
         assert "logits: differs" in families_moe.outputs(reference), "the comparison can fail"
 
 
-def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared_is_a_failure(tmp_path, capsys):
     assert run(tmp_path) == (False, ["0 of 0 cases equal"], []), "an empty folder"
     (tmp_path / "bert_t5").mkdir()
     (tmp_path / "new").mkdir()
@@ -201,13 +201,13 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_twin_is_equal(twin: Path) -> None:
+def test_the_twin_is_equal(twin):
     equal, lines, reasons = run(twin)
     assert equal, reasons
     assert lines == ["bert: 5 of 5 cases equal", "5 of 5 cases equal"]
 
 
-def test_each_case_of_the_twin_can_fail(twin: Path, tmp_path: Path) -> None:
+def test_each_case_of_the_twin_can_fail(twin, tmp_path):
     (tmp_path / "bert_t5").mkdir()
     told = json.loads((twin / "bert_t5/bert_twin.json").read_text())
     told["gradients"]["binary_head.bias"]["probe"] += 1e-4

@@ -21,7 +21,7 @@ def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
     return equal, lines, reasons
 
 
-def test_quick_kinds_are_equal(oracles: Path) -> None:
+def test_quick_kinds_are_equal(oracles):
     equal, lines, reasons = run(oracles / "oracle/tasks", *QUICK)
     assert equal, "\n".join((*lines, *reasons))
     assert not reasons and lines[-1].endswith("cases equal") and len(lines) == len(QUICK) + 1
@@ -29,18 +29,18 @@ def test_quick_kinds_are_equal(oracles: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["draws", "greedy", "batches", "stops", "beams", "openai", "wikitext"])
-def test_a_kind_is_equal(kind: str, oracles: Path) -> None:
+def test_a_kind_is_equal(kind, oracles):
     equal, _, reasons = run(oracles / "oracle/tasks", kind)
     assert equal, reasons
 
 
-def test_the_harness_gives_the_numbers_of_its_own_class(oracles: Path) -> None:
+def test_the_harness_gives_the_numbers_of_its_own_class(oracles):
     pytest.importorskip("lm_eval", reason="the extra eval is not installed")
     equal, _, reasons = run(oracles / "oracle/tasks", "lm_eval")
     assert equal, reasons
 
 
-def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared_is_a_failure(tmp_path, capsys):
     assert run(tmp_path) == (False, ["0 of 0 cases equal"], []), "an empty folder"
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/new.json").write_text("[]")

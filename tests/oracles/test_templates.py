@@ -155,7 +155,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_text_and_trained_spans_are_those_of_transformers(folder: Path) -> None:
+def test_text_and_trained_spans_are_those_of_transformers(folder):
     equal, lines, reasons = run(folder)
     assert equal, reasons
     assert len(lines) == len(STYLES) + 2 and lines[-2].endswith(f" cases are {REFUSED}")
@@ -164,7 +164,7 @@ def test_text_and_trained_spans_are_those_of_transformers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_style_trains_on_answers_after_calls(style: str) -> None:
+def test_a_style_trains_on_answers_after_calls(style):
     """Without this, all could be equal because all are refused."""
     train_on = "last" if style in REWRITES else "assistant"
     expected = expected_of(Reference(STYLES[style]), "a call", train_on)
@@ -172,7 +172,7 @@ def test_a_style_trains_on_answers_after_calls(style: str) -> None:
     assert [*map(bool, expected.trained)] == [True] * (1 if style in REWRITES else 3)
 
 
-def test_a_difference_is_a_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_a_failure(folder, monkeypatch):
     kinds = ("gpt-oss.jinja", "smollm-training.jinja", "qwen.jinja")
     monkeypatch.setattr(jinja_template, "REASONING", ("reasoning_content", "other", "another"))
     equal, lines, reasons = run(folder, *kinds)
@@ -187,7 +187,7 @@ def test_a_difference_is_a_failure(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert all("smollm-training" in reason and "refused" in reason for reason in reasons) and reasons
 
 
-def test_what_cannot_be_read_and_no_template_are_failures(tmp_path: Path) -> None:
+def test_what_cannot_be_read_and_no_template_are_failures(tmp_path):
     assert run(tmp_path) == (False, ["0 of 0 cases equal"], [])
     (tmp_path / "a.jinja").write_bytes(b"\xff")
     assert run(tmp_path)[1] == ["a.jinja: 0 of 1 cases equal", "0 of 1 cases equal"]

@@ -31,7 +31,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_a_folder_of_the_oracle_is_equal(oracles: Path, kind: str) -> None:
+def test_a_folder_of_the_oracle_is_equal(oracles, kind):
     if kind == "urls":
         pytest.importorskip("tldextract")
     equal, lines, reasons = run(oracles / "oracle/webtext/main", kind)
@@ -39,12 +39,12 @@ def test_a_folder_of_the_oracle_is_equal(oracles: Path, kind: str) -> None:
 
 
 @pytest.mark.soak
-def test_the_oracle_is_equal(oracles: Path) -> None:
+def test_the_oracle_is_equal(oracles):
     equal, lines, reasons = run(oracles / "oracle/webtext")
     assert equal and not reasons and lines[-1] == "86 of 86 cases equal" and "cleanup: 14 of 14 cases equal" in lines
 
 
-def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared_is_a_failure(tmp_path, capsys):
     assert run(tmp_path) == (False, ["0 of 0 cases equal"], []), "an empty folder"
     (tmp_path / "corpus.jsonl").write_text('{"url": "a", "text": "b"}\n')
     (tmp_path / "new.json").write_text("{}")
@@ -104,12 +104,12 @@ def _verdicts(text: str) -> dict[str, str | bool]:
     }
 
 
-def test_the_twin_is_equal(folder: Path) -> None:
+def test_the_twin_is_equal(folder):
     lines = ["kept: 1 of 1 cases equal", "filters: 4 of 4 cases equal", "5 of 5 cases equal"]
     assert run(folder) == (True, lines, [])
 
 
-def test_each_case_of_the_twin_can_fail(folder: Path, tmp_path: Path) -> None:
+def test_each_case_of_the_twin_can_fail(folder, tmp_path):
     (tmp_path / "corpus.jsonl").write_bytes((folder / "corpus.jsonl").read_bytes())
     results = json.loads((folder / "minhash_xxhash64_14x8.json").read_text())
     (tmp_path / "minhash_xxhash64_14x8.json").write_text(json.dumps({"kept": results["kept"][1:]}))

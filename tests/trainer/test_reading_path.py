@@ -44,15 +44,15 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     return executed_lines('assert main(["train", "run.toml"]) == 0', folder, before="from cli.mtrain import main\n")
 
 
-def test_all_of_them_are_called_in_a_first_step(declared: list[str], lines: dict[str, int]) -> None:
+def test_all_of_them_are_called_in_a_first_step(declared, lines):
     assert set(declared) <= lines.keys()
 
 
-def test_files_of_many_lines_are_among_them(declared: list[str], lines: dict[str, int]) -> None:
+def test_files_of_many_lines_are_among_them(declared, lines):
     assert main_files(lines) <= set(declared)
 
 
-def test_each_is_reached_from_one_that_was_read_before(declared: list[str]) -> None:
+def test_each_is_reached_from_one_that_was_read_before(declared):
     """It is imported there, or by one file between that is understood by name."""
     imports = rooms.all_imports("trainer")
     imports[FAMILIES["gpt"]] |= {"trainer.models.gpt.model"}  # built_by names it

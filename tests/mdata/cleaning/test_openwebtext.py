@@ -17,7 +17,7 @@ def count(texts: list[str]) -> list[int]:
     return [len(text.split()) for text in texts]
 
 
-def test_cleanup_fixes_then_asks_for_english_and_128_tokens() -> None:
+def test_cleanup_fixes_then_asks_for_english_and_128_tokens():
     pytest.importorskip("ftfy")
     texts = ["word " * 127, "word " * 126, "der " * 200, " ", "x" * 1024, "sch\u00c3\u00b6n " * 130]
     fixed, reasons = openwebtext.cleaned(texts, identify, count)
@@ -25,7 +25,7 @@ def test_cleanup_fixes_then_asks_for_english_and_128_tokens() -> None:
     assert reasons == ["", small, other, error, "", ""] and fixed[-1] == "sch\u00f6n " * 130
 
 
-def test_the_first_task_that_applies_decides() -> None:
+def test_the_first_task_that_applies_decides():
     pytest.importorskip("ftfy")
     long = "sch\u00c3\u00b6n  " * 90
     texts = ["a" * 511, "JavaScript", "der Mann", " ", long]
@@ -39,7 +39,7 @@ def test_the_first_task_that_applies_decides() -> None:
     assert openwebtext.fixed_by_tasks([long], ["general_cleaning"], identify)[0] == ["sch\u00c3\u00b6n " * 90]
 
 
-def test_langdetect_answers_the_same_each_time() -> None:
+def test_langdetect_answers_the_same_each_time():
     pytest.importorskip("langdetect")
     ask = load_identifier("langdetect")[0]
     text = "Schoenes blue Haus und garden der the"

@@ -39,7 +39,7 @@ def test_statistics_by_prompt():
     assert found["prompts below"]["expected_maximum"] == 0.1
 
 
-def test_rows_are_filtered_and_lines_stay_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_rows_are_filtered_and_lines_stay_as_they_are(tmp_path, capsys):
     rows = [{"index": n, "text": f"text  {n}", "more": [n]} for n in range(6)]
     source = write(tmp_path / "samples.jsonl", [*rows, {"index": 9, "text": "never scored"}])
     by = [{"index": n, "score": {"bad": None if n == 1 else (n * 7 % 6) / 10, "good": 0}} for n in (3, 1, 5, 0, 4, 2)]
@@ -58,14 +58,14 @@ def test_rows_are_filtered_and_lines_stay_as_they_are(tmp_path: Path, capsys: py
     assert "6 lines, 1 without a score" in capsys.readouterr().out
 
 
-def test_scores_without_a_row_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_scores_without_a_row_are_counted(tmp_path, capsys):
     source = write(tmp_path / "a.jsonl", [{"id": n, "text": "a"} for n in range(2)])
     by = write(tmp_path / "s.jsonl", [{"id": n, "score": n} for n in range(1, 6)])
     words = ["filter", "--input", source, "--by", by, "--keep-lowest", "1", "--output", str(tmp_path / "out")]
     assert main(words) == 0 and f"4 lines of {by} with an id that no row has" in capsys.readouterr().out
 
 
-def test_what_scores_cannot_be_is_named(tmp_path: Path):
+def test_what_scores_cannot_be_is_named(tmp_path):
     for row, error, reason in (
         ({"score": 1}, BadInputError, r"x:1: a line without an id"),
         ({"id": 1}, BadInputError, r"x:1: a line without a score"),

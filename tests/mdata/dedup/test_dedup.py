@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -68,14 +67,14 @@ def _removed(folder: Path) -> list[bool]:
     return [bool(flag) for rows in RowSet.open(folder).removed for flag in rows]
 
 
-def test_xxh64_has_the_published_values() -> None:
+def test_xxh64_has_the_published_values():
     published = {b"": 0xEF46DB3751D8E999, b"a": 0xD24EC4F1A98C6E5B, b"abc": 0x44BC2CF5AD770999}
     published[b"Nobody inspects the spammish repetition"] = 0xFBCEA83C8A378BF1
     assert {text: _core.xxh64(text) for text in published} == published
 
 
 @given(st.lists(st.text(st.sampled_from("aBé ß,._-1中Ω\n\tİǅ\u0301"), max_size=40), min_size=1, max_size=5))
-def test_the_normal_form_is_the_words_of_berts_normalizer(texts: list[str]) -> None:
+def test_the_normal_form_is_the_words_of_berts_normalizer(texts):
     signer = _core.MinHashSigner(*permutations(8), rows=2, ngram=2)
     forms, ends, _, has_ngram = signer.sign(texts)
     begin = 0
@@ -88,7 +87,7 @@ def test_the_normal_form_is_the_words_of_berts_normalizer(texts: list[str]) -> N
 
 @pytest.mark.parametrize("unit", ["words", "characters", "given"])
 @pytest.mark.parametrize("hash", ["xxhash64", "sha1-64", "sha1-32"])
-def test_signatures_are_their_formula(unit: str, hash: str) -> None:
+def test_signatures_are_their_formula(unit, hash):
     texts = [*_texts(1, 30), " ", "b ", "  b  c ", " \n "]
     texts = [text for text in texts if slow.ngrams(text, ngram=2, unit=unit)]
     a, b = permutations(21)
@@ -111,9 +110,7 @@ def test_signatures_are_their_formula(unit: str, hash: str) -> None:
     ],
     ids=str,
 )
-def test_what_is_removed_is_what_all_pairs_say(
-    seed: int, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_removed_is_what_all_pairs_say(seed, more, tmp_path, monkeypatch):
     monkeypatch.setattr(signing, "RUN_DOCUMENTS", 7)
     texts = _texts(seed)
     files = [_write(tmp_path / name, part) for name, part in (("a.jsonl", texts[:25]), ("b.jsonl.gz", texts[25:]))]
@@ -130,7 +127,7 @@ def test_what_is_removed_is_what_all_pairs_say(
     assert not (tmp_path / "out" / ".work").exists()
 
 
-def test_one_run_or_many_threads_and_parts_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_or_many_threads_and_parts_give_the_same_bytes(tmp_path, monkeypatch):
     texts = _texts(5, 200)
     whole = _write(tmp_path / "whole.jsonl", texts)
     found = []
@@ -143,7 +140,7 @@ def test_one_run_or_many_threads_and_parts_give_the_same_bytes(tmp_path: Path, m
     assert found[0] == found[1] == found[2] and any(found[0][0])
 
 
-def test_an_interrupted_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(signing, "RUN_DOCUMENTS", 9)
     monkeypatch.setattr(plan, "BLOCK_BYTES", 500)
     texts = _texts(7, 150)
@@ -168,7 +165,7 @@ def test_an_interrupted_run_continues(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_finished_result_is_left_and_another_refused(tmp_path: Path) -> None:
+def test_a_finished_result_is_left_and_another_refused(tmp_path):
     path = _write(tmp_path / "a.jsonl", _texts(2))
     options = DedupOptions(input=path, output=tmp_path / "out", **SHAPE)
     first = dedup(options)
@@ -178,7 +175,7 @@ def test_a_finished_result_is_left_and_another_refused(tmp_path: Path) -> None:
         dedup(DedupOptions(input=path, output=tmp_path / "out", **SHAPE | {"ngram": 3}))
 
 
-def test_texts_against_which_is_compared_stay(tmp_path: Path) -> None:
+def test_texts_against_which_is_compared_stay(tmp_path):
     old = _write(tmp_path / "old.jsonl", ["one two three", "four five six", "four five six"])
     new = _write(tmp_path / "new.jsonl", ["Four, five, six!", "seven eight nine", "seven eight nine", ""])
     result = dedup(DedupOptions(input=new, against=[old], output=tmp_path / "out", **SHAPE))
@@ -189,9 +186,7 @@ def test_texts_against_which_is_compared_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"bands": 0}], ids=str)
-def test_earlier_results_with_signatures_stand_for_their_texts(
-    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_results_with_signatures_stand_for_their_texts(more, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "BLOCK_BYTES", 900)
     monkeypatch.setattr(signing, "RUN_DOCUMENTS", 12)
     texts = _texts(31, 150)
@@ -218,14 +213,14 @@ def test_earlier_results_with_signatures_stand_for_their_texts(
     assert (tmp_path / "later" / BITS).read_bytes() == (tmp_path / "whole" / BITS).read_bytes()
 
 
-def test_tasks_of_a_job_with_other_kinds_of_options_are_named(tmp_path: Path) -> None:
+def test_tasks_of_a_job_with_other_kinds_of_options_are_named(tmp_path):
     near = DedupOptions(input=_write(tmp_path / "a.jsonl", _texts(2)), output=tmp_path / "out", **SHAPE)
     run_stage(dataclasses.replace(near, bands=0), "sign")
     with pytest.raises(UsageError, match=r"no finished sign .*\n  found: files of a job with different bands, .*ngram"):
         run_stage(near, "match")
 
 
-def test_signatures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_signatures_that_do_not_fit_are_refused(tmp_path):
     path, old = _write(tmp_path / "a.jsonl", _texts(2)), tmp_path / "old"
     kept = DedupOptions(input=path, output=old, keep_signatures=True, **SHAPE)
     dedup(dataclasses.replace(kept, keep_signatures=False))
@@ -259,7 +254,7 @@ def test_signatures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         dedup(later)
 
 
-def test_signatures_are_kept_wherever_the_group_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signatures_are_kept_wherever_the_group_stops(tmp_path, monkeypatch):
     _make_small(monkeypatch)
     path = _write(tmp_path / "a.jsonl", _texts(5, 70))
 
@@ -279,7 +274,7 @@ def test_signatures_are_kept_wherever_the_group_stops(tmp_path: Path, monkeypatc
         assert kept_in(f"stopped-{at}") == expected
 
 
-def test_no_duplicates_and_no_rows(tmp_path: Path) -> None:
+def test_no_duplicates_and_no_rows(tmp_path):
     files = [_write(tmp_path / "a.jsonl", ["a b", "c d"]), tmp_path / "b.jsonl", tmp_path / "c.jsonl"]
     for empty in files[1:]:
         empty.touch()
@@ -289,25 +284,25 @@ def test_no_duplicates_and_no_rows(tmp_path: Path) -> None:
     assert _removed(tmp_path / "none") == []
 
 
-def test_bad_rows_and_texts_without_words(tmp_path: Path) -> None:
+def test_bad_rows_and_texts_without_words(tmp_path):
     path = _write(tmp_path / "a.jsonl", ["...", "?!", "...", "a b c"], bad=True)
     dedup(DedupOptions(input=path, output=tmp_path / "out", **SHAPE))
     assert _removed(tmp_path / "out") == [False, False, False, True, False]  # the second row is not JSON
 
 
-def test_documents_that_are_all_shorter_than_an_ngram(tmp_path: Path) -> None:
+def test_documents_that_are_all_shorter_than_an_ngram(tmp_path):
     path = _write(tmp_path / "a.jsonl", ["a", "b", "A."])
     result = dedup(DedupOptions(input=path, output=tmp_path / "out", **SHAPE))
     assert (result.removed, _removed(tmp_path / "out")) == (1, [False, False, True])
 
 
-def test_an_input_without_texts_is_refused(tmp_path: Path) -> None:
+def test_an_input_without_texts_is_refused(tmp_path):
     path = _write(tmp_path / "a.jsonl", ["a b c", "d e f"])
     with pytest.raises(UsageError, match=r"no row has a text under 'body'\n  found: 2 rows"):
         dedup(DedupOptions(input=path, output=tmp_path / "out", json_key="body", **SHAPE))
 
 
-def test_recall_is_that_of_the_formula(tmp_path: Path) -> None:
+def test_recall_is_that_of_the_formula(tmp_path):
     """Pairs with a share J of common n-grams have a common band with probability 1 - (1 - J^r)^b."""
     draw, bands, rows, pairs = random.Random(3), 14, 8, 600
     signer = _core.MinHashSigner(*permutations(bands * rows), rows=rows, ngram=1)
@@ -324,7 +319,7 @@ def test_recall_is_that_of_the_formula(tmp_path: Path) -> None:
         assert abs(hits - pairs * chance) <= 3 * (pairs * chance * (1 - chance)) ** 0.5 + 1, share
 
 
-def test_records_are_joined_over_runs(tmp_path: Path) -> None:
+def test_records_are_joined_over_runs(tmp_path):
     runs = [np.array([[5, 0], [9, 1]], np.uint64), np.array([[5, 0], [5, 2], [7, 1]], np.uint64)]
     path = tmp_path / "runs"
     path.write_bytes(b"".join(run.tobytes() for run in runs))
@@ -343,7 +338,7 @@ def test_records_are_joined_over_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["main", "second"])
-def test_what_datatrove_keeps(name: str, oracles: Path, tmp_path: Path) -> None:
+def test_what_datatrove_keeps(name, oracles, tmp_path):
     """The same for 97 % of the rows: its arithmetic is ours, its words are spaCy's."""
     folder = oracles / "oracle" / "webtext" / name
     urls = [json.loads(line)["url"] for line in (folder / "corpus.jsonl").read_text().splitlines()]
@@ -353,7 +348,7 @@ def test_what_datatrove_keeps(name: str, oracles: Path, tmp_path: Path) -> None:
     assert len(ours ^ theirs) <= 0.03 * len(urls)
 
 
-def test_sha1_is_the_librarys() -> None:
+def test_sha1_is_the_librarys():
     for size in (0, 1, 55, 56, 63, 64, 65, 200):
         data = bytes(number % 251 for number in range(size))
         for count in (1, 4, 8):
@@ -378,9 +373,7 @@ RESULTS = (FACTS, BITS, CHUNKS, "clusters.jsonl")
 
 
 @pytest.mark.parametrize("more", [{}, {"verify": 0.5}, {"bands": 0}], ids=str)
-def test_any_number_of_tasks_gives_the_same_bytes(
-    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_tasks_gives_the_same_bytes(more, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "BLOCK_BYTES", 700)
     monkeypatch.setattr(signing, "RUN_DOCUMENTS", 25)
     monkeypatch.setattr(runs, "MOST_RUNS", 3)
@@ -407,9 +400,7 @@ def test_any_number_of_tasks_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_the_rows_that_stay_are_written_byte_for_byte(
-    parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rows_that_stay_are_written_byte_for_byte(parts, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "BLOCK_BYTES", 700)
     texts = _texts(11, 120)
     old = _write(tmp_path / "old.jsonl", texts[:20])
@@ -472,9 +463,7 @@ def _make_small(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(5, 55))])
-def test_stages_that_are_killed_anywhere_give_the_same_result(
-    seed: int, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_that_are_killed_anywhere_give_the_same_result(seed, undisturbed, tmp_path, monkeypatch):
     made, expected, calls = undisturbed
     _make_small(monkeypatch)
     options, draw = dataclasses.replace(made, output=tmp_path / "out"), random.Random(seed)
@@ -487,9 +476,7 @@ def test_stages_that_are_killed_anywhere_give_the_same_result(
 
 
 @pytest.mark.parametrize("renamed", ["00001.run", "sign-00001-of-00002.json", "edges", "dedup.json"])
-def test_a_kill_before_or_after_the_last_file_of_a_stage(
-    renamed: str, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_or_after_the_last_file_of_a_stage(renamed, undisturbed, tmp_path, monkeypatch):
     made, expected, calls = undisturbed
     _make_small(monkeypatch)
     options = dataclasses.replace(made, output=tmp_path / "out")
@@ -500,9 +487,7 @@ def test_a_kill_before_or_after_the_last_file_of_a_stage(
     assert {name: (tmp_path / "out" / name).read_bytes() for name in RESULTS} == expected
 
 
-def test_a_full_disk_in_a_merge_is_said_and_the_command_continues(
-    undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_in_a_merge_is_said_and_the_command_continues(undisturbed, tmp_path, monkeypatch):
     made, expected, calls = undisturbed
     _make_small(monkeypatch)
     options = dataclasses.replace(made, output=tmp_path / "out")
@@ -513,7 +498,7 @@ def test_a_full_disk_in_a_merge_is_said_and_the_command_continues(
     assert {name: (tmp_path / "out" / name).read_bytes() for name in RESULTS} == expected
 
 
-def test_parts_of_other_options_are_named_and_not_taken(tmp_path: Path) -> None:
+def test_parts_of_other_options_are_named_and_not_taken(tmp_path):
     path = _write(tmp_path / "a.jsonl", _texts(2))
     options = DedupOptions(input=path, output=tmp_path / "out", **SHAPE)
     for number in (1, 2):
@@ -539,13 +524,13 @@ def test_parts_of_other_options_are_named_and_not_taken(tmp_path: Path) -> None:
         run_stage(options, "sets")
 
 
-def test_a_share_of_one_is_that_of_one_point_zero(tmp_path: Path) -> None:
+def test_a_share_of_one_is_that_of_one_point_zero(tmp_path):
     path = _write(tmp_path / "a.jsonl", ["a b"])
     made = [DedupOptions(input=path, output=tmp_path / "out", verify=verify) for verify in (1, 1.0)]
     assert len({plan.DedupJob(one).name for one in made}) == 1
 
 
-def test_texts_that_share_every_band_are_linear_work(tmp_path: Path) -> None:
+def test_texts_that_share_every_band_are_linear_work(tmp_path):
     """Four words have the smallest values of 20,000, one under each permutation, and stand in every text."""
     a, b = permutations(4)
     words = [f"x{number}" for number in range(20_000)]
@@ -588,7 +573,7 @@ for stage in stages.split():
 """
 
 
-def test_the_seed_of_pythons_hashes_changes_no_byte(tmp_path: Path) -> None:
+def test_the_seed_of_pythons_hashes_changes_no_byte(tmp_path):
     path = _write(tmp_path / "a.jsonl", _texts(4))
     for seed in ("1", "2"):
         _in_process(_STAGES, str(tmp_path / seed), "4000", "sign match sets verify group", str(path), hash_seed=seed)
@@ -597,7 +582,7 @@ def test_the_seed_of_pythons_hashes_changes_no_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_memory_of_each_stage_is_bounded(tmp_path: Path) -> None:
+def test_memory_of_each_stage_is_bounded(tmp_path):
     """Each document is there twice, so that pairs are as many as documents."""
     count = 1_500_000
     path = tmp_path / "a.jsonl"
@@ -612,14 +597,14 @@ def test_memory_of_each_stage_is_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("piece", ["one two three four five ", "a", "\u4e2d", "\u00e9 ", "..."])
-def test_a_document_of_60_mb_is_compared(piece: str, tmp_path: Path) -> None:
+def test_a_document_of_60_mb_is_compared(piece, tmp_path):
     text = piece * (60_000_000 // len(piece.encode()))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for _ in "ab"))
     _in_process(_STAGES, str(tmp_path / "out"), "3000", "sign match sets verify group", str(tmp_path / "a.jsonl"))
     assert _removed(tmp_path / "out") == [False, True]
 
 
-def test_lone_surrogates_and_single_words(tmp_path: Path) -> None:
+def test_lone_surrogates_and_single_words(tmp_path):
     lines = ['{"text": "\\ud800 a b c"}'] * 2 + [
         json.dumps({"text": text}) for text in ("Word", "word", "", "", "other")
     ]
@@ -634,7 +619,7 @@ def _preprocessed(folder: Path, inputs: list[Path], **more: object) -> mdata.Pre
 
 
 @pytest.mark.parametrize("holdout", ["0", "0.3"])
-def test_preprocess_leaves_out_the_rows(holdout: str, tmp_path: Path) -> None:
+def test_preprocess_leaves_out_the_rows(holdout, tmp_path):
     texts = [text for text in _texts(4, 80) if text]
     parts = texts[:50], texts[50:]
     names = "a.jsonl", "b.jsonl.gz"
@@ -668,7 +653,7 @@ def divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return files
 
 
-def test_parts_of_preprocess_leave_out_the_rows_of_their_sections(divided: list[Path], tmp_path: Path) -> None:
+def test_parts_of_preprocess_leave_out_the_rows_of_their_sections(divided, tmp_path):
     more = {"on_error": "skip", "skip_rows": tmp_path / "out", "chunk_bytes": 700}
     (tmp_path / "one").mkdir()
     mdata.preprocess(_preprocessed(tmp_path / "one", divided, **more))
@@ -682,7 +667,7 @@ def test_parts_of_preprocess_leave_out_the_rows_of_their_sections(divided: list[
 
 
 @pytest.mark.parametrize(("name", "shard"), [("a.jsonl", "1/7"), ("b.parquet", "7/7")])
-def test_a_changed_section_is_refused(name: str, shard: str, divided: list[Path], tmp_path: Path) -> None:
+def test_a_changed_section_is_refused(name, shard, divided, tmp_path):
     path = tmp_path / name
     if name == "a.jsonl":
         path.write_text(path.read_text().replace("w1", "w2"))  # the same size
@@ -695,7 +680,7 @@ def test_a_changed_section_is_refused(name: str, shard: str, divided: list[Path]
         mdata.preprocess(_preprocessed(tmp_path, divided, **more))
 
 
-def test_sections_without_chunks_or_of_damaged_ones_are_refused(divided: list[Path], tmp_path: Path) -> None:
+def test_sections_without_chunks_or_of_damaged_ones_are_refused(divided, tmp_path):
     chunks = tmp_path / "out" / CHUNKS
     more = {"on_error": "skip", "skip_rows": tmp_path / "out", "chunk_bytes": 700, "shard": "1/7"}
     chunks.write_bytes(chunks.read_bytes()[:-1])
@@ -707,7 +692,7 @@ def test_sections_without_chunks_or_of_damaged_ones_are_refused(divided: list[Pa
         mdata.preprocess(_preprocessed(tmp_path, divided, **more))
 
 
-def test_files_that_dedup_did_not_read_are_refused(tmp_path: Path) -> None:
+def test_files_that_dedup_did_not_read_are_refused(tmp_path):
     path = _write(tmp_path / "a.jsonl", ["a b", "a b", "c d"])
     dedup(DedupOptions(input=path, output=tmp_path / "out", **SHAPE))
     other = _write(tmp_path / "b.jsonl", ["a b"])
@@ -725,7 +710,7 @@ def test_files_that_dedup_did_not_read_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("made*"))
 
 
-def test_damaged_results_are_refused(tmp_path: Path) -> None:
+def test_damaged_results_are_refused(tmp_path):
     path = _write(tmp_path / "a.jsonl", ["a b", "a b", "c d"])
     options = DedupOptions(input=path, output=tmp_path / "out", **SHAPE)
     dedup(options)

@@ -29,9 +29,7 @@ def _written(path: Path, records: list[tuple[int, ...]], words: int, added: int 
 @pytest.mark.parametrize("words", [2, 3])
 @examples(60)
 @given(data=st.data())
-def test_records_of_any_runs_are_those_of_one_sorted_list(
-    words: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_records_of_any_runs_are_those_of_one_sorted_list(words, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     record = st.tuples(*[KEYS] * (words - 1), st.integers(0, 30))
     parts = data.draw(st.lists(st.lists(record, max_size=12, unique=True), min_size=1, max_size=7))
@@ -50,7 +48,7 @@ def test_records_of_any_runs_are_those_of_one_sorted_list(
     assert [path.name for path in folder.iterdir()] == ["all"]
 
 
-def test_a_writer_sorts_what_does_not_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_sorts_what_does_not_fit_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SORTED_RECORDS", 8)
     records = np.random.default_rng(1).integers(0, 50, (37, 2)).astype(np.uint64)
     writer = SortedWriter(tmp_path / "run", 2)
@@ -64,7 +62,7 @@ def test_a_writer_sorts_what_does_not_fit_in_memory(tmp_path: Path, monkeypatch:
     assert empty.count == 0 and empty.path.stat().st_size == 0
 
 
-def test_torn_runs_are_refused_by_name(tmp_path: Path) -> None:
+def test_torn_runs_are_refused_by_name(tmp_path):
     path = tmp_path / "sign" / "00000.run"
     path.parent.mkdir()
     run = _written(path, [(key, key) for key in range(1, 100)], 2)
@@ -88,7 +86,7 @@ def test_torn_runs_are_refused_by_name(tmp_path: Path) -> None:
         check_size(path, 16 * 99)
 
 
-def test_hostile_arguments_are_refused(tmp_path: Path) -> None:
+def test_hostile_arguments_are_refused(tmp_path):
     path = tmp_path / "words"
     path.write_bytes(np.arange(10, dtype=np.uint64).tobytes())
     with path.open("rb") as file:

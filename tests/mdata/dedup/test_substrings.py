@@ -25,13 +25,13 @@ REPEAT = "a sentence that stands in many pages of the web"
 
 @examples(300)
 @given(st.binary(max_size=60) | st.text("ab", max_size=80).map(str.encode))
-def test_suffixes_are_sorted(text: bytes) -> None:
+def test_suffixes_are_sorted(text):
     assert _core.suffix_array(text).tolist() == sorted(range(len(text)), key=lambda place: text[place:])
 
 
 @examples(200)
 @given(st.lists(st.text("ab", max_size=20).map(str.encode), max_size=6), st.integers(1, 6))
-def test_ranges_are_those_of_all_pairs(documents: list[bytes], length: int) -> None:
+def test_ranges_are_those_of_all_pairs(documents, length):
     text, ends = b"".join(documents), np.cumsum([0, *map(len, documents)])
     seen, inside = dict[bytes, int](), set[int]()
     for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
@@ -44,7 +44,7 @@ def test_ranges_are_those_of_all_pairs(documents: list[bytes], length: int) -> N
     assert all(one[1] < other[0] for one, other in pairwise(found))
 
 
-def test_hostile_arguments_are_refused() -> None:
+def test_hostile_arguments_are_refused():
     for ends, length in (([5], 1), ([2, 1], 1), ([-1], 1), ([3], 0)):
         with pytest.raises(ValueError, match=r"."):
             _core.repeated_ranges(b"abc", np.array(ends), length)
@@ -57,7 +57,7 @@ def _written(folder: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-def test_later_copies_are_cut_out_and_the_rest_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_later_copies_are_cut_out_and_the_rest_stays(tmp_path, capsys):
     rows = [
         {"id": 1, "text": f"One: {REPEAT}."},
         {"id": 2, "text": f"{REPEAT} is here; {REPEAT}, too"},
@@ -78,7 +78,7 @@ def test_later_copies_are_cut_out_and_the_rest_stays(tmp_path: Path, capsys: pyt
     assert made[2]["text"] == "\u4e2d\u6587" * 3 + "\u4e2d" and made[3]["text"] == "x"
 
 
-def test_a_result_of_other_options_is_refused(tmp_path: Path) -> None:
+def test_a_result_of_other_options_is_refused(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\n\ntwo and three\n\n")
     options = DedupOptions(input=path, output=tmp_path / "out", substring=20)
@@ -92,7 +92,7 @@ def test_a_result_of_other_options_is_refused(tmp_path: Path) -> None:
         run_stage(replace(made, substring=20), "substring")
 
 
-def test_text_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_does_not_fit_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("one\n\ntwo and three\n\n")
     monkeypatch.setattr(substrings, "MOST_BYTES", 10)

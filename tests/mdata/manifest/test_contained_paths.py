@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,7 +86,7 @@ def a_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, a_socket])
-def test_only_regular_files(manifest, make: Callable[[Path], None], monkeypatch):
+def test_only_regular_files(manifest, make, monkeypatch):
     monkeypatch.chdir(manifest.parent)
     make(manifest.parent / "odd")
     with pytest.raises(mdata.UsageError, match="odd is not a regular file"):

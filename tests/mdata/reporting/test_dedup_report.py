@@ -28,7 +28,7 @@ def _made(folder: Path, name: str = "a.jsonl") -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_numbers_and_examples(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_and_examples(name, tmp_path, capsys):
     folder = _made(tmp_path, name)
     assert is_dedup_folder(folder) and not is_dedup_folder(tmp_path)
     assert main(["report", str(folder), "--json"]) == 0
@@ -46,7 +46,7 @@ def test_numbers_and_examples(name: str, tmp_path: Path, capsys: pytest.CaptureF
     assert len(end.split()) < 60
 
 
-def test_texts_that_are_not_there_any_more_are_left_out(tmp_path: Path) -> None:
+def test_texts_that_are_not_there_any_more_are_left_out(tmp_path):
     folder = _made(tmp_path)
     (tmp_path / "a.jsonl").unlink()
     made = report_dedup(folder, tmp_path / "page.html")
@@ -56,7 +56,7 @@ def test_texts_that_are_not_there_any_more_are_left_out(tmp_path: Path) -> None:
         report_dedup(folder)
 
 
-def test_words_are_marked_where_texts_differ() -> None:
+def test_words_are_marked_where_texts_differ():
     assert marked("a b  c", "a x c d") == ("a <mark>b</mark> c", "a <mark>x</mark> c <mark>d</mark>")
     assert marked("a b", "a b") == ("a b", "a b")
     assert marked("", "a") == ("", "<mark>a</mark>")

@@ -85,7 +85,7 @@ def check_found(folder: Location, path: Location) -> None:
 
 
 @pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.soak)])
-def test_every_flipped_byte_of_every_file_is_found_and_named(stride: int, tiny: Path) -> None:
+def test_every_flipped_byte_of_every_file_is_found_and_named(stride, tiny):
     verify_checkpoint(tiny)
     count = 0
     for path in files_of(tiny):
@@ -100,7 +100,7 @@ def test_every_flipped_byte_of_every_file_is_found_and_named(stride: int, tiny: 
 
 
 @pytest.mark.parametrize("stride", [97, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_file_of_any_other_length_or_none_is_found_and_named(stride: int, tiny: Path) -> None:
+def test_a_file_of_any_other_length_or_none_is_found_and_named(stride, tiny):
     for path in files_of(tiny):
         whole = path.read_bytes()
         for other in (*(whole[:length] for length in range(0, len(whole), stride)), whole[:-1], whole + b"\0"):
@@ -115,7 +115,7 @@ def test_a_file_of_any_other_length_or_none_is_found_and_named(stride: int, tiny
 
 
 @pytest.mark.parametrize("name", ["rank-00007.safetensors", "rank-00007.json", "tokenizer/other.json", "index.json.1"])
-def test_a_file_of_another_checkpoint_is_found(name: str, tiny: Path) -> None:
+def test_a_file_of_another_checkpoint_is_found(name, tiny):
     (tiny / "notes.txt").write_text("mine")
     verify_checkpoint(tiny)
     (tiny / name).write_bytes(b"x")
@@ -125,7 +125,7 @@ def test_a_file_of_another_checkpoint_is_found(name: str, tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rank-00001.json", "rank-00001.safetensors", "tokenizer/vocab.json"])
-def test_a_file_of_another_save_or_rank_is_found(name: str, tiny: Path) -> None:
+def test_a_file_of_another_save_or_rank_is_found(name, tiny):
     """Of the same size and names as far as can be, with other values."""
     path = tiny / name
     whole = path.read_bytes()
@@ -138,9 +138,7 @@ def test_a_file_of_another_save_or_rank_is_found(name: str, tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("every_byte", [True, False])
-def test_a_storage_that_fails_is_not_taken_for_damage(
-    every_byte: bool, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_storage_that_fails_is_not_taken_for_damage(every_byte, tiny, monkeypatch):
     def fails(folder: Location) -> None:
         raise mdata.ResourceError("the storage does not answer")
 
@@ -150,7 +148,7 @@ def test_a_storage_that_fails_is_not_taken_for_damage(
         find_valid(tiny.parent, every_byte=every_byte)
 
 
-def test_a_folder_inside_that_is_a_link_is_not_followed(tiny: Path) -> None:
+def test_a_folder_inside_that_is_a_link_is_not_followed(tiny):
     shutil.move(tiny / "tokenizer", tiny.parent / "elsewhere")
     (tiny / "tokenizer").symlink_to(tiny.parent / "elsewhere")
     check_found(tiny, tiny / "tokenizer" / "vocab.json")
@@ -158,7 +156,7 @@ def test_a_folder_inside_that_is_a_link_is_not_followed(tiny: Path) -> None:
         read_index(tiny)
 
 
-def test_a_file_that_lost_bytes_before_the_commit_makes_no_checkpoint(tmp_path: Path) -> None:
+def test_a_file_that_lost_bytes_before_the_commit_makes_no_checkpoint(tmp_path):
     for name in ("rank-00001.safetensors", "rank-00000.safetensors"):
         target, parts = tiny_save(tmp_path / name, 2)
         for rank, (part, state) in enumerate(parts):
@@ -170,12 +168,12 @@ def test_a_file_that_lost_bytes_before_the_commit_makes_no_checkpoint(tmp_path: 
         assert not (target.root / "step-2").exists() and not (target.root / "latest").exists()
 
 
-def test_an_index_of_another_save_is_found_by_the_first_file_that_it_does_not_name(tiny: Path) -> None:
+def test_an_index_of_another_save_is_found_by_the_first_file_that_it_does_not_name(tiny):
     (tiny / "index.json").write_bytes((tiny.with_name("step-2") / "index.json").read_bytes())
     check_found(tiny, tiny / "rank-00000.json")
 
 
-def test_whatever_latest_says_the_run_goes_on_from_a_whole_checkpoint(tiny: Path) -> None:
+def test_whatever_latest_says_the_run_goes_on_from_a_whole_checkpoint(tiny):
     """Another name in it is what a user writes there to go back: any whole one of the run is right. Else it is told."""
     pointer = tiny.with_name("latest")
     whole = pointer.read_bytes()
@@ -212,7 +210,7 @@ def check_left(root: Path, done: list[tuple[int, float]]) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.soak)])
-def test_a_failure_at_any_write_sync_or_rename_leaves_the_newest(code: int, tmp_path, monkeypatch) -> None:
+def test_a_failure_at_any_write_sync_or_rename_leaves_the_newest(code, tmp_path, monkeypatch):
     tried = 0
     for number in itertools.count():
         root, done = tmp_path / str(number), list[tuple[int, float]]()
@@ -230,7 +228,7 @@ def test_a_failure_at_any_write_sync_or_rename_leaves_the_newest(code: int, tmp_
     print(f"{tried} failures of {os.strerror(code)}")
 
 
-def test_files_that_cannot_be_removed_fail_no_save(tmp_path, monkeypatch) -> None:
+def test_files_that_cannot_be_removed_fail_no_save(tmp_path, monkeypatch):
     def failing(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -243,7 +241,7 @@ def test_files_that_cannot_be_removed_fail_no_save(tmp_path, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_kill_at_any_call_leaves_the_newest(stride: int, tmp_path) -> None:
+def test_a_kill_at_any_call_leaves_the_newest(stride, tmp_path):
     for number in itertools.count(0, stride):
         root = tmp_path / str(number)
         root.mkdir()
@@ -317,9 +315,7 @@ def _listed_as_f64(table: dict[str, Any]) -> None:
     ],
     ids=["type", "moved", "fraction", "size", "kind", "fewer", "number", "more"],
 )
-def test_an_index_and_files_that_agree_in_their_hashes_only_are_found(
-    header: Change, part: Change, told: str, tiny
-) -> None:
+def test_an_index_and_files_that_agree_in_their_hashes_only_are_found(header, part, told, tiny):
     """Nobody's accident: every hash is right. Not even the type of a tensor may be another one than the index says."""
     forge(tiny, header=_nothing, part=_nothing)
     verify_checkpoint(tiny)
@@ -329,7 +325,7 @@ def test_an_index_and_files_that_agree_in_their_hashes_only_are_found(
     assert "rank-00000.safetensors is damaged" in str(caught.value)
 
 
-def test_a_model_of_another_shape_is_told_with_its_tensors(tiny: Path) -> None:
+def test_a_model_of_another_shape_is_told_with_its_tensors(tiny):
     wide = make_layout(parameter_table(replace(SMALL, ffn_hidden_size=12), Place()), {"data": 1, "edp": 1})
     with pytest.raises(mdata.UsageError) as caught:
         load_state(tiny, {"weight": everything(wide)}, dtype=torch.float32)
@@ -352,7 +348,7 @@ class _Disk:
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
 
 
-def test_what_other_ranks_have_written_is_part_of_the_checkpoint_that_has_to_fit(tmp_path, monkeypatch) -> None:
+def test_what_other_ranks_have_written_is_part_of_the_checkpoint_that_has_to_fit(tmp_path, monkeypatch):
     disk = _Disk(tmp_path, monkeypatch)
     shape = replace(SMALL, vocab_size=1 << 20, padded_vocab_size=1 << 20)
     for spare, fits in ((1 << 20, True), ((1 << 20) - 1, False), (0, False)):
@@ -372,7 +368,7 @@ def test_what_other_ranks_have_written_is_part_of_the_checkpoint_that_has_to_fit
         shutil.rmtree(root)
 
 
-def test_only_what_is_there_is_advised_to_be_removed(tiny: Path, monkeypatch) -> None:
+def test_only_what_is_there_is_advised_to_be_removed(tiny, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=9, free=9))
     with pytest.raises(mdata.ResourceError, match="9 bytes free") as none:
         check_target(tiny.parent / "run" / "checkpoints", 10)
@@ -381,7 +377,7 @@ def test_only_what_is_there_is_advised_to_be_removed(tiny: Path, monkeypatch) ->
         check_target(tiny.parent, 10)
 
 
-def test_a_file_system_that_does_not_say_its_size_is_tried(tmp_path: Path, monkeypatch) -> None:
+def test_a_file_system_that_does_not_say_its_size_is_tried(tmp_path, monkeypatch):
     """Some FUSE mounts report no blocks at all; a disk without a free one has some."""
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=0, free=0))
     check_target(tmp_path, 1 << 40)

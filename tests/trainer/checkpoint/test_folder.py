@@ -50,7 +50,7 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def test_the_one_that_latest_names_is_taken(tmp_path: Path) -> None:
+def test_the_one_that_latest_names_is_taken(tmp_path):
     assert find_checkpoint(tmp_path / "none").folder is None and find_checkpoint(tmp_path).folder is None
     write(tmp_path, 3, 20)
     (tmp_path / "latest").write_text("step-3\n")
@@ -60,9 +60,7 @@ def test_the_one_that_latest_names_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "said", [None, b"", b"\n", b"step-9", b"nonsense", b"../elsewhere", b"step-3 \x00", b"\xff" * 500]
 )
-def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(
-    said: bytes | None, tmp_path: Path
-) -> None:
+def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(said, tmp_path):
     write(tmp_path, 3, 20, 100)
     damage(tmp_path, 100)
     for name in FOREIGN:
@@ -75,13 +73,13 @@ def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(
     assert str(tmp_path / "latest") in found.warning and found.warning.isprintable()
 
 
-def test_latest_may_be_a_folder(tmp_path: Path) -> None:
+def test_latest_may_be_a_folder(tmp_path):
     write(tmp_path, 3)
     (tmp_path / "latest").mkdir()
     assert find_checkpoint(tmp_path).folder == tmp_path / "step-3"
 
 
-def test_a_damaged_one_that_latest_names_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_one_that_latest_names_is_not_passed_over(tmp_path):
     write(tmp_path, 3, 20)
     damage(tmp_path, 20)
     (tmp_path / "latest").write_text("step-20")
@@ -90,7 +88,7 @@ def test_a_damaged_one_that_latest_names_is_not_passed_over(tmp_path: Path) -> N
         read_index(tmp_path / "step-20")
 
 
-def test_a_run_does_not_begin_again_where_checkpoints_are_damaged_or_gone(tmp_path: Path) -> None:
+def test_a_run_does_not_begin_again_where_checkpoints_are_damaged_or_gone(tmp_path):
     (tmp_path / "latest").write_text("step-20")
     with pytest.raises(DamageError, match=r"names no checkpoint of its folder(.|\n)*to begin at step 1"):
         find_checkpoint(tmp_path)
@@ -102,7 +100,7 @@ def test_a_run_does_not_begin_again_where_checkpoints_are_damaged_or_gone(tmp_pa
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_copy_of_a_checkpoint_under_another_name_is_nobodys(name: str, tmp_path: Path) -> None:
+def test_a_copy_of_a_checkpoint_under_another_name_is_nobodys(name, tmp_path):
     """It is whole, and it may be of a later step: it is neither taken, nor counted, nor removed, nor named in a fix."""
     write(tmp_path, 90)
     (tmp_path / "step-90").rename(tmp_path / name)
@@ -118,20 +116,20 @@ def test_a_copy_of_a_checkpoint_under_another_name_is_nobodys(name: str, tmp_pat
         read_index(tmp_path / "step-20")
 
 
-def test_folders_of_other_names_alone_are_no_checkpoints(tmp_path: Path) -> None:
+def test_folders_of_other_names_alone_are_no_checkpoints(tmp_path):
     for name in [*FOREIGN, "step-7"]:  # the last has a name of ours, but no index
         (tmp_path / name).mkdir()
     assert find_checkpoint(tmp_path).folder is None
 
 
-def test_remove_old_keeps_the_newest_and_clears_what_a_crash_left(tmp_path: Path) -> None:
+def test_remove_old_keeps_the_newest_and_clears_what_a_crash_left(tmp_path):
     write(tmp_path, 2, 10, 9)
     (tmp_path / ".step-11.partial").mkdir()
     remove_old(tmp_path, 2)
     assert names(tmp_path) == ["step-10", "step-9"]
 
 
-def test_remove_old_leaves_what_is_not_ours(tmp_path: Path) -> None:
+def test_remove_old_leaves_what_is_not_ours(tmp_path):
     write(tmp_path, 1, 2, 30)
     theirs = [*FOREIGN, "step-5", ".step-x.partial", "step-30 (copy)"]
     for name in theirs:
@@ -146,7 +144,7 @@ def test_remove_old_leaves_what_is_not_ours(tmp_path: Path) -> None:
     assert names(elsewhere) == ["step-7"]
 
 
-def test_a_step_that_is_a_link_is_read_and_takes_no_place(tmp_path: Path) -> None:
+def test_a_step_that_is_a_link_is_read_and_takes_no_place(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     write(elsewhere, 3, 5)
@@ -167,7 +165,7 @@ def test_a_step_that_is_a_link_is_read_and_takes_no_place(tmp_path: Path) -> Non
     assert find_checkpoint(root).folder == root / "step-2"
 
 
-def test_no_save_is_written_through_a_link_in_the_place_of_a_partial_one(tmp_path: Path) -> None:
+def test_no_save_is_written_through_a_link_in_the_place_of_a_partial_one(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "thesis.txt").write_text("mine")
@@ -178,7 +176,7 @@ def test_no_save_is_written_through_a_link_in_the_place_of_a_partial_one(tmp_pat
     assert names(root) == [] and (elsewhere / "thesis.txt").read_text() == "mine"
 
 
-def test_a_damaged_checkpoint_takes_no_whole_ones_place(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_takes_no_whole_ones_place(tmp_path):
     write(tmp_path, 1, 2, 3, 4)
     damage(tmp_path, 3)
     (tmp_path / "step-4" / "index.json").write_text("{")
@@ -186,7 +184,7 @@ def test_a_damaged_checkpoint_takes_no_whole_ones_place(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-2", "step-3", "step-4"]
 
 
-def test_remove_old_never_deletes_what_latest_names(tmp_path: Path) -> None:
+def test_remove_old_never_deletes_what_latest_names(tmp_path):
     """Step 100 was gone back to by hand, and 150 saved from there; 200 is of the branch that was left."""
     write(tmp_path, 100, 150, 200)
     (tmp_path / "latest").write_text("step-150")
@@ -194,7 +192,7 @@ def test_remove_old_never_deletes_what_latest_names(tmp_path: Path) -> None:
     assert names(tmp_path) == ["latest", "step-150", "step-200"]
 
 
-def test_room_is_made_without_deleting_what_is_not_ours(tmp_path: Path) -> None:
+def test_room_is_made_without_deleting_what_is_not_ours(tmp_path):
     make_room(tmp_path / "step-3")
     write(tmp_path, 3)
     make_room(tmp_path / "step-3")
@@ -207,7 +205,7 @@ def test_room_is_made_without_deleting_what_is_not_ours(tmp_path: Path) -> None:
     assert (tmp_path / "step-3.not-ours-2" / "thesis.txt").read_text() == "mine"
 
 
-def test_a_checkpoint_under_the_name_of_another_step_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+def test_a_checkpoint_under_the_name_of_another_step_is_neither_read_nor_replaced(tmp_path):
     write(tmp_path, 2, 4)
     shutil.copytree(tmp_path / "step-2", tmp_path / "step-9")
     (tmp_path / "step-11").symlink_to(tmp_path / "step-2")
@@ -219,7 +217,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_neither_read_nor_replace
     assert names(tmp_path) == ["step-11", "step-4", "step-9.not-ours-1"]
 
 
-def test_after_going_back_the_later_checkpoints_take_no_place_of_new_ones(tmp_path: Path) -> None:
+def test_after_going_back_the_later_checkpoints_take_no_place_of_new_ones(tmp_path):
     write(tmp_path, 2, 4, 6, 18, 20)
     (tmp_path / "latest").write_text("step-6")
     remove_old(tmp_path, 2)
@@ -233,7 +231,7 @@ def test_after_going_back_the_later_checkpoints_take_no_place_of_new_ones(tmp_pa
 
 
 @pytest.mark.parametrize("pointer", ["a folder", "a link to a folder"])
-def test_latest_is_written_where_a_folder_stands(tmp_path: Path, pointer: str) -> None:
+def test_latest_is_written_where_a_folder_stands(tmp_path, pointer):
     write(tmp_path, 2)
     if pointer == "a folder":
         (tmp_path / "latest").mkdir()
@@ -244,7 +242,7 @@ def test_latest_is_written_where_a_folder_stands(tmp_path: Path, pointer: str) -
     assert find_checkpoint(tmp_path).warning is None
 
 
-def test_an_address_with_one_slash_is_not_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_with_one_slash_is_not_a_folder(tmp_path, monkeypatch):
     """Checkpoints would go to a folder "s3:" on a disk that the machine loses."""
     monkeypatch.chdir(tmp_path)
     for text in ("s3:/bucket/run", Path("gs://bucket/run")):
@@ -252,7 +250,7 @@ def test_an_address_with_one_slash_is_not_a_folder(tmp_path: Path, monkeypatch: 
             location_of(text)
 
 
-def test_what_begins_like_an_address_is_one_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_begins_like_an_address_is_one_or_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text, words in {
         "s3:bucket/run": "try: write s3://bucket/run",

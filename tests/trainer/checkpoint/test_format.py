@@ -51,18 +51,18 @@ def small_index() -> Index:
     return Index(run, FILES, tensors, hashed=True, version=1)
 
 
-def test_what_is_written_is_read() -> None:
+def test_what_is_written_is_read():
     assert parse_1(dump_1(small_index())) == small_index()
 
 
-def test_an_index_of_an_older_version_is_read_without_hashes() -> None:
+def test_an_index_of_an_older_version_is_read_without_hashes():
     found = parse_1(json.dumps(unhashed_1(dump_1(small_index()))).encode())
     assert not found.hashed and found.run.measured == {}
     assert found.files == {name: SavedFile(1000) for name in FILES}
     assert [piece.hash for tensor in found.tensors.values() for piece in tensor.slices] == [None] * 5
 
 
-def test_every_byte_counts() -> None:
+def test_every_byte_counts():
     """One flipped bit anywhere, white space included; and every shorter file."""
     whole = dump_1(small_index())
     for place in range(len(whole)):
@@ -128,7 +128,7 @@ MAY_VARY = {("run", key) for key in (*COUNTERS, *BEFORE, "data_id", "config", "d
 
 
 @pytest.mark.parametrize("path", places(OLD), ids=lambda path: "/".join(map(str, path)) or "all")
-def test_whatever_is_changed_is_refused_or_means_something(path: tuple[Any, ...]) -> None:
+def test_whatever_is_changed_is_refused_or_means_something(path):
     """There is no checksum: the rules alone decide. What is taken is a whole checkpoint all the same."""
     others = [*OTHERS, *([DELETED] if path else []), *([TWICE] if path and isinstance(path[-1], int) else [])]
     for other in others:
@@ -155,14 +155,14 @@ def test_whatever_is_changed_is_refused_or_means_something(path: tuple[Any, ...]
 @pytest.mark.parametrize(
     "name", ["../rank-00000.safetensors", "/rank-00000.safetensors", "rank-1.safetensors", "", "."]
 )
-def test_a_file_has_a_name_of_ours(name: str) -> None:
+def test_a_file_has_a_name_of_ours(name):
     value = deepcopy(OLD)
     value["files"][name] = 1000
     with pytest.raises(IndexFault, match="files"):
         parse_1(json.dumps(value).encode())
 
 
-def test_a_slice_in_a_file_that_the_index_does_not_list_is_refused() -> None:
+def test_a_slice_in_a_file_that_the_index_does_not_list_is_refused():
     """A name of ours, and maybe a file that is there: of another checkpoint, and of no known size."""
     value = deepcopy(OLD)
     value["tensors"]["weight/norm"]["slices"][0]["file"] = "rank-00002.safetensors"
@@ -172,7 +172,7 @@ def test_a_slice_in_a_file_that_the_index_does_not_list_is_refused() -> None:
 
 
 @pytest.mark.parametrize("start", [1, 3, 4, 1 << 62])
-def test_a_slice_beyond_its_tensor_is_refused(start: int) -> None:
+def test_a_slice_beyond_its_tensor_is_refused(start):
     """As many elements as there should be, under the key that belongs to the place."""
     value = deepcopy(OLD)
     value["tensors"]["weight/norm"]["slices"][0] |= {"start": [start], "key": f"weight/norm@{start}"}
@@ -182,7 +182,7 @@ def test_a_slice_beyond_its_tensor_is_refused(start: int) -> None:
 
 
 @pytest.mark.parametrize("step", [0, -1])
-def test_a_run_without_a_step_has_no_checkpoint(step: int) -> None:
+def test_a_run_without_a_step_has_no_checkpoint(step):
     value = deepcopy(OLD)
     value["run"] |= {"step": step, "consumed_samples": 0, "optimizer_steps": 0}
     with pytest.raises(IndexFault) as caught:
@@ -190,7 +190,7 @@ def test_a_run_without_a_step_has_no_checkpoint(step: int) -> None:
     assert caught.value.place == "run/step"
 
 
-def test_a_slice_that_stands_in_two_places_is_refused() -> None:
+def test_a_slice_that_stands_in_two_places_is_refused():
     """A second rectangle in the place of its neighbour: as many elements as there should be, but not the same ones."""
     value = deepcopy(OLD)
     slices = value["tensors"]["weight/a.weight"]["slices"]
@@ -202,14 +202,14 @@ def test_a_slice_that_stands_in_two_places_is_refused() -> None:
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 30_000, "a = " + "{a=" * 2000 + "1" + "}" * 2000, "a = " + "9" * 5000, "x"]
 )
-def test_a_configuration_that_is_none_is_named(text: str) -> None:
+def test_a_configuration_that_is_none_is_named(text):
     with pytest.raises(IndexFault) as caught:
         parse_1(json.dumps(changed(("run", "config"), text)).encode())
     assert (caught.value.place, caught.value.expected) == ("run/config", "TOML")
 
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"{}", b"[]", b"\xff\xfe", b"", b"1" * 5000, b'{"format": "other"}'])
-def test_what_is_no_index_at_all_is_refused(raw: bytes) -> None:
+def test_what_is_no_index_at_all_is_refused(raw):
     with pytest.raises(IndexFault, match=r"JSON|mtrain-checkpoint version 2"):
         parse_1(raw)
 
@@ -232,7 +232,7 @@ def tilings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...
 
 
 @given(tilings(), st.data())
-def test_tiles_exactly_equals_its_twin(tiling: Any, data: st.DataObject) -> None:
+def test_tiles_exactly_equals_its_twin(tiling, data):
     """Twin: count how often every element is covered. Exact tilings, and some with one rectangle moved or resized."""
     shape, boxes = tiling
     assert tiles_exactly(shape, data.draw(st.permutations(boxes)))
@@ -248,7 +248,7 @@ def test_tiles_exactly_equals_its_twin(tiling: Any, data: st.DataObject) -> None
     assert tiles_exactly(shape, others) == once
 
 
-def test_slices_along_many_dims_do_not_take_work_for_each_corner() -> None:
+def test_slices_along_many_dims_do_not_take_work_for_each_corner():
     """2^32 corners for a tensor that a file says has 32 dims."""
     for dims, expected in ((3, True), (9, False), (32, False)):
         halves = [((0,) * dims, (1,) + (2,) * (dims - 1)), ((1,) + (0,) * (dims - 1), (1,) + (2,) * (dims - 1))]
@@ -259,7 +259,7 @@ def test_slices_along_many_dims_do_not_take_work_for_each_corner() -> None:
         assert tiles_exactly((2,) * dims, units) == expected
 
 
-def test_many_slices_side_by_side_and_one_above_the_other_are_compared_in_one_pass() -> None:
+def test_many_slices_side_by_side_and_one_above_the_other_are_compared_in_one_pass():
     """A comb: a check that looks at all teeth for each step would take minutes."""
     teeth = 50_000
     boxes = [((0, tooth), (teeth, 1)) for tooth in range(teeth)] + [((step, teeth), (1, 1)) for step in range(teeth)]
@@ -270,7 +270,7 @@ def test_many_slices_side_by_side_and_one_above_the_other_are_compared_in_one_pa
 @pytest.mark.parametrize(
     "scaler", [{"scale": 1.0}, {"scale": "x", "good_steps": 0.0, "hysteresis": 2.0}, {"scale": 1.0, "other": 2.0}]
 )
-def test_a_loss_scale_has_all_its_numbers(scaler: dict[str, Any]) -> None:
+def test_a_loss_scale_has_all_its_numbers(scaler):
     value = deepcopy(OLD)
     value["run"]["scaler"] = scaler
     with pytest.raises(IndexFault, match="run/scaler"):
@@ -294,7 +294,7 @@ def written(parts: dict[str, bytes]) -> bytes:
     return dump_index(small_index().run, files, extras={"tokenizer/vocab.json": HashedFile(3, HASH)})
 
 
-def test_an_index_and_its_parts_are_read() -> None:
+def test_an_index_and_its_parts_are_read():
     parts = {name: dump_part(part) for name, part in small_parts().items()}
     index = parse_index(written(parts), parts.__getitem__)
     assert index.run == small_index().run and index.files == FILES and index.version == 2
@@ -303,7 +303,7 @@ def test_an_index_and_its_parts_are_read() -> None:
         assert index.tensors[name] == SavedTensor(tensor.shape, tensor.slices, "F32")
 
 
-def test_every_byte_of_an_index_and_of_its_parts_counts() -> None:
+def test_every_byte_of_an_index_and_of_its_parts_counts():
     parts = {name: dump_part(part) for name, part in small_parts().items()}
     whole = written(parts)
     for place in range(len(whole)):
@@ -322,7 +322,7 @@ PART = "rank-00000.json"
 
 
 @pytest.mark.parametrize("path", places(json.loads(dump_part(small_parts()[PART]))), ids=str)
-def test_whatever_is_changed_in_a_part_is_refused_or_means_something(path: tuple[Any, ...]) -> None:
+def test_whatever_is_changed_in_a_part_is_refused_or_means_something(path):
     """As if its hash had been made to fit: the rules alone decide."""
     for other in [*OTHERS, DELETED]:
         if other is DELETED and not path:
@@ -351,13 +351,13 @@ def test_whatever_is_changed_in_a_part_is_refused_or_means_something(path: tuple
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "tokenizer/../x", "tokenizer/.x", ".hidden", "tokenizer/a/b", ""])
-def test_names_stay_inside_the_folder(name: str) -> None:
+def test_names_stay_inside_the_folder(name):
     for parts, extras in (({name: HashedFile(1, HASH)}, {}), ({}, {name: HashedFile(1, HASH)})):
         with pytest.raises(IndexFault, match=r"parts|extras"):
             parse_index(dump_index(small_index().run, parts, extras=extras), lambda name: b"")
 
 
-def test_parts_of_another_shape_or_type_do_not_go_together() -> None:
+def test_parts_of_another_shape_or_type_do_not_go_together():
     for other in ({"shape": (6, 4)}, {"dtype": "F16"}):
         parts = small_parts()
         name = "weight/a.weight"
@@ -370,13 +370,13 @@ def test_parts_of_another_shape_or_type_do_not_go_together() -> None:
         assert "as in another part" in caught.value.expected
 
 
-def test_a_part_says_what_it_is() -> None:
+def test_a_part_says_what_it_is():
     with pytest.raises(IndexFault, match="its keys"):
         parse_part(b"{}", PART)
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(1, 40))
-def test_a_cut_rectangle_is_covered_in_order(size: list[int], most: int) -> None:
+def test_a_cut_rectangle_is_covered_in_order(size, most):
     """Each part is contiguous in memory behind the one before it."""
     start = tuple(range(len(size)))
     boxes = list(cut((start, tuple(size)), most))
@@ -391,7 +391,7 @@ def test_a_cut_rectangle_is_covered_in_order(size: list[int], most: int) -> None
 
 
 @pytest.mark.parametrize("rows", [1.0, [1.0], [[1.0, 2.0]], [[1.0, 2.0, 3]], [[1.0, 2.0, -1.0]], {"a": []}])
-def test_the_history_of_fp8_has_three_numbers_a_step(rows: Any) -> None:
+def test_the_history_of_fp8_has_three_numbers_a_step(rows):
     value = json.loads(json.dumps(OLD))
     value["run"]["float8"] = {"0.mlp.up": [[1.0, 0.0, 2.0]], "0.mlp.down": rows}
     with pytest.raises(IndexFault, match=r"run/float8/0\.mlp\.down"):
@@ -407,7 +407,7 @@ SPIKES = {"window": [[2.5, 1]], "waiting": [[7, 2.5, 1.0, False, 0]], "mixture":
     ("name", "wrong"),
     [("window", [[2.5]]), ("window", [[2.5, None]]), ("waiting", [[7, 2.5]]), ("waiting", 1), ("mixture", 0.5)],
 )
-def test_the_state_of_the_spike_detector_is_what_it_writes(name: str, wrong: Any) -> None:
+def test_the_state_of_the_spike_detector_is_what_it_writes(name, wrong):
     value = json.loads(json.dumps(OLD))
     value["run"]["spikes"] = SPIKES
     assert parse_1(json.dumps(value).encode()).run.spikes == SPIKES

@@ -6,7 +6,6 @@ import random
 import threading
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from mdata.object_storage import reading, stores, uploading
 from mdata.object_storage.address import Address, parse_address
 from mdata.object_storage.uploading import remove_objects
 from tests.helpers.examples import SOAK
-from tests.helpers.object_server import ObjectServer
 from tests.trainer.checkpoint import layouts
 from tests.trainer.checkpoint.layouts import Layout
 from tests.trainer.checkpoint.test_damage import check_found
@@ -81,14 +79,7 @@ def steps(root: ObjectFolder) -> list[str]:
 @pytest.mark.parametrize(
     ("writer", "reader"), [(Layout(2, 1, 1, "none"), Layout(1, 1, 2, "parameters")), (Layout(), Layout(1, 4, 1))]
 )
-def test_any_layout_reads_any_other_bit_for_bit(
-    server: ObjectServer,
-    root: ObjectFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    writer: Layout,
-    reader: Layout,
-) -> None:
+def test_any_layout_reads_any_other_bit_for_bit(server, root, tmp_path, monkeypatch, writer, reader):
     """In parts of objects, several on their way, while the network fails; the objects are a disk's files."""
     monkeypatch.setattr(rank_file, "MAX_SLICE_BYTES", 3000)
     monkeypatch.setattr(load_module, "BLOCK_BYTES", 1000)
@@ -107,9 +98,7 @@ def test_any_layout_reads_any_other_bit_for_bit(
     assert contents(root).keys() == {f"step-2/{name}" for name in names} | {"latest"}
 
 
-def test_blocks_of_an_object_are_read_together_and_no_more_than_there_are_threads(
-    root: ObjectFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_an_object_are_read_together_and_no_more_than_there_are_threads(root, monkeypatch):
     """Each thread has one block, so that is what a load holds beside the tensors."""
     folder = layouts.save(root, Layout())
     monkeypatch.setattr(load_module, "BLOCK_BYTES", 256)
@@ -135,7 +124,7 @@ def test_blocks_of_an_object_are_read_together_and_no_more_than_there_are_thread
     assert 1 < most[0] <= stored_files.ObjectBlocks.threads
 
 
-def test_bytes_behind_the_end_of_an_object_are_not_asked_for(root: ObjectFolder) -> None:
+def test_bytes_behind_the_end_of_an_object_are_not_asked_for(root):
     put(root / "x", bytes(range(250)))
     block = bytearray(2)
     with files_of(root).open("x") as file:
@@ -147,9 +136,7 @@ def test_bytes_behind_the_end_of_an_object_are_not_asked_for(root: ObjectFolder)
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("parts", [False, True])
-def test_a_save_that_is_killed_anywhere_leaves_the_older_checkpoint_or_both(
-    server: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch, parts: bool
-) -> None:
+def test_a_save_that_is_killed_anywhere_leaves_the_older_checkpoint_or_both(server, bucket, monkeypatch, parts):
     """And its remains neither look like a checkpoint nor stay."""
     monkeypatch.setattr(stores, "RETRIES", 0)
     monkeypatch.setattr(uploading, "TRIES", 1)
@@ -183,7 +170,7 @@ def test_a_save_that_is_killed_anywhere_leaves_the_older_checkpoint_or_both(
     assert "step-2" in outcomes
 
 
-def test_what_a_killed_save_left_is_not_taken_for_one_of_a_later_save(root: ObjectFolder) -> None:
+def test_what_a_killed_save_left_is_not_taken_for_one_of_a_later_save(root):
     """Objects of more ranks, and side indexes of another attempt."""
     save(root, 2)
     folder = save(root, 4, ranks=4, value=7.0)
@@ -198,9 +185,7 @@ def test_what_a_killed_save_left_is_not_taken_for_one_of_a_later_save(root: Obje
     assert resumed(root) == (4, 4.0) and not any("rank-00003" in name for name in listed(root))
 
 
-def test_a_failed_save_leaves_nothing(
-    server: ObjectServer, root: ObjectFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_nothing(server, root, monkeypatch):
     save(root, 2)
     remove_old(root, 2)
     before = contents(root)
@@ -216,7 +201,7 @@ def test_a_failed_save_leaves_nothing(
     assert contents(root) == before
 
 
-def test_all_damage_is_found_and_named_and_the_newest_valid_one_is_offered(root: ObjectFolder) -> None:
+def test_all_damage_is_found_and_named_and_the_newest_valid_one_is_offered(root):
     save(root, 2)
     folder = save(root, 4)
     chance = random.Random(3)
@@ -235,7 +220,7 @@ def test_all_damage_is_found_and_named_and_the_newest_valid_one_is_offered(root:
     check_found(folder, folder / "rank-00002.safetensors")
 
 
-def test_without_its_index_there_is_no_checkpoint(root: ObjectFolder) -> None:
+def test_without_its_index_there_is_no_checkpoint(root):
     save(root, 2)
     folder = save(root, 4)
     remove_objects([(folder / INDEX).address])
@@ -247,9 +232,7 @@ def test_without_its_index_there_is_no_checkpoint(root: ObjectFolder) -> None:
     assert any(name.startswith("step-4/") for name in listed(root)), "latest names it: somebody may bring it back"
 
 
-def test_old_ones_go_index_first_and_what_is_not_ours_stays(
-    root: ObjectFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_ones_go_index_first_and_what_is_not_ours_stays(root, monkeypatch):
     put_all(root, {"step-9/notes.txt": b"", "step-old/index.json": b"", "readme": b"mine"})
     for step in (2, 4, 6, 8):
         save(root, step)
@@ -267,7 +250,7 @@ def test_old_ones_go_index_first_and_what_is_not_ours_stays(
     assert {"step-9/notes.txt", "step-old/index.json", "readme"} <= listed(root).keys()
 
 
-def test_a_copy_under_the_name_of_another_step_is_not_overwritten(root: ObjectFolder) -> None:
+def test_a_copy_under_the_name_of_another_step_is_not_overwritten(root):
     copied = contents(save(root, 4))
     put_all(root / "step-6", copied)
     with pytest.raises(mdata.UsageError, match=r"step-6 is a checkpoint of another step"):
@@ -275,13 +258,13 @@ def test_a_copy_under_the_name_of_another_step_is_not_overwritten(root: ObjectFo
     assert contents(root / "step-6") == copied
 
 
-def test_a_step_is_done_again_in_the_place_of_the_older_one(root: ObjectFolder) -> None:
+def test_a_step_is_done_again_in_the_place_of_the_older_one(root):
     for step, ranks in ((2, 2), (4, 2), (2, 1)):
         folder = save(root, step, ranks=ranks, value=step + ranks / 4)
     assert resumed(root) == (2, 2.25) and verify_checkpoint(folder).files.keys() == {"rank-00000.safetensors"}
 
 
-def test_a_web_server_is_read_and_not_written(server: ObjectServer, root: ObjectFolder) -> None:
+def test_a_web_server_is_read_and_not_written(server, root):
     request = urllib.request.Request(f"{server.url}/public{root.address.place}", method="PUT")
     request.add_header("x-amz-acl", "public-read")
     urllib.request.urlopen(request).close()
@@ -307,9 +290,7 @@ def test_a_web_server_is_read_and_not_written(server: ObjectServer, root: Object
         ("library", r'pip install "\.\[objects\]"'),
     ],
 )
-def test_a_destination_that_cannot_be_written_is_told(
-    server: ObjectServer, root: ObjectFolder, monkeypatch: pytest.MonkeyPatch, trouble: str, message: str
-) -> None:
+def test_a_destination_that_cannot_be_written_is_told(server, root, monkeypatch, trouble, message):
     monkeypatch.setattr(stores, "RETRIES", 0)
     place = location_of("s3://nosuchbucket/run") if trouble == "bucket" else root
     if trouble == "credentials":
@@ -325,6 +306,6 @@ def test_a_destination_that_cannot_be_written_is_told(
     server.denied = set()
 
 
-def test_a_destination_that_can_be_written_keeps_nothing_of_the_test(root: ObjectFolder) -> None:
+def test_a_destination_that_can_be_written_keeps_nothing_of_the_test(root):
     check_target(root, 1 << 60)
     assert listed(root) == {}

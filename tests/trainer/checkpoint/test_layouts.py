@@ -64,7 +64,7 @@ PAIRS += itertools.pairwise((Layout(), *SPECIAL, Layout(), *SPECIAL[::-1], Layou
 WRITERS = sorted({writer for writer, _ in PAIRS}, key=str)
 
 
-def test_the_pairs_have_each_two_values_of_each_two_settings() -> None:
+def test_the_pairs_have_each_two_values_of_each_two_settings():
     """Counted anew."""
     columns = [(side, place) for side in (0, 1) for place in range(4)]
     for one, other in itertools.combinations(columns, 2):
@@ -82,7 +82,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("writer", soaked(WRITERS, but={*WRITERS[::4], *SPECIAL}), ids=str)
-def test_layouts_read_each_other(writer: Layout, tmp_path: Path) -> None:
+def test_layouts_read_each_other(writer, tmp_path):
     folder = save(tmp_path, writer)
     for reader in [reader for one, reader in PAIRS if one == writer]:
         check_reads(folder, reader)
@@ -90,7 +90,7 @@ def test_layouts_read_each_other(writer: Layout, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("writer", LAYOUTS, ids=str)
-def test_every_layout_reads_every_other(writer: Layout, tmp_path: Path) -> None:
+def test_every_layout_reads_every_other(writer, tmp_path):
     folder = save(tmp_path, writer)
     for reader in LAYOUTS:
         check_reads(folder, reader)
@@ -146,7 +146,7 @@ else:
 
 
 @pytest.mark.scaled
-def test_memory_is_bounded_by_the_shard(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_shard(tmp_path):
     """A process of its own saves 230 MB, another reads an eighth of it, and another all of it as its first weights.
 
     The peak of its memory is measured.

@@ -66,7 +66,7 @@ def changed(section: str, **keys: Any) -> dict[str, Any]:
     return tables
 
 
-def test_values_and_defaults(path: Path) -> None:
+def test_values_and_defaults(path):
     config = load_config(path)
     assert config.model.num_layers == 2
     assert config.run.seed == 1234
@@ -74,7 +74,7 @@ def test_values_and_defaults(path: Path) -> None:
     assert config.data.valid == ()
 
 
-def test_the_tree_is_frozen(path: Path) -> None:
+def test_the_tree_is_frozen(path):
     config = load_config(path)
     with pytest.raises(dataclasses.FrozenInstanceError, match="steps"):
         config.train.steps = 5  # type: ignore[misc]
@@ -101,13 +101,13 @@ def test_the_tree_is_frozen(path: Path) -> None:
         ("recompute.mode=none", "recompute", "mode", "none"),
     ],
 )
-def test_overrides_win(path: Path, override: str, section: str, key: str, value: Any) -> None:
+def test_overrides_win(path, override, section, key, value):
     got = getattr(getattr(load_config(path, [override]), section), key)
     assert got == value and type(got) is type(value)
 
 
 @pytest.mark.parametrize("override", ["steps=20", "train.steps", "train=20", ".steps=1", "train.=1", ""])
-def test_an_override_without_its_form_is_refused(path: Path, override: str) -> None:
+def test_an_override_without_its_form_is_refused(path, override):
     with pytest.raises(UsageError, match=r"is not an override; expected section\.key=value"):
         load_config(path, [override])
 
@@ -163,7 +163,7 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
         ),
     ],
 )
-def test_each_problem_has_its_words(tables: dict[str, Any], text: str) -> None:
+def test_each_problem_has_its_words(tables, text):
     assert any(found.startswith(text) for found in problems(tables))
 
 
@@ -184,7 +184,7 @@ def test_each_problem_has_its_words(tables: dict[str, Any], text: str) -> None:
         ("run", "profile", 3, None),
     ],
 )
-def test_a_value_that_resembles_an_allowed_one_is_corrected(section: str, key: str, value: Any, meant: str) -> None:
+def test_a_value_that_resembles_an_allowed_one_is_corrected(section, key, value, meant):
     found = [
         problem for problem in problems(changed(section, **{key: value})) if problem.startswith(f"{section}.{key}")
     ]
@@ -193,7 +193,7 @@ def test_a_value_that_resembles_an_allowed_one_is_corrected(section: str, key: s
     )
 
 
-def test_a_missing_key_is_named_with_what_it_should_be() -> None:
+def test_a_missing_key_is_named_with_what_it_should_be():
     tables = tomllib.loads(SMALL)
     del tables["train"]["micro_batch"], tables["run"]
     assert problems(tables) == [
@@ -202,7 +202,7 @@ def test_a_missing_key_is_named_with_what_it_should_be() -> None:
     ]
 
 
-def test_all_problems_come_at_once(path: Path) -> None:
+def test_all_problems_come_at_once(path):
     path.write_text(SMALL.replace("steps = 10", 'steps = "ten"\nlr = 1').replace("num_heads", "num_haeds"))
     with pytest.raises(UsageError) as error:
         load_config(path, ["nonsense", "optimizer.lr=-1"])
@@ -212,7 +212,7 @@ def test_all_problems_come_at_once(path: Path) -> None:
     assert lines[7:] == [f"  try: {AFTERWARDS}"]
 
 
-def test_one_problem_is_one_sentence(path: Path) -> None:
+def test_one_problem_is_one_sentence(path):
     with pytest.raises(UsageError) as error:
         load_config(path, ["train.steps=-1"])
     assert str(error.value) == f"{path}: train.steps is -1; expected integer >= 1\n  try: {AFTERWARDS}"
@@ -225,7 +225,7 @@ def test_one_problem_is_one_sentence(path: Path) -> None:
         *((text, "not a TOML file") for text in (b"a = ", b"\xff", b"a = " + b"[" * 3000, b"a = " + b"9" * 5000)),
     ],
 )
-def test_an_unreadable_file_is_a_usage_error(tmp_path: Path, content: bytes | None, what: str) -> None:
+def test_an_unreadable_file_is_a_usage_error(tmp_path, content, what):
     file = tmp_path / "x.toml"
     if content is not None:
         file.write_bytes(content)
@@ -260,26 +260,26 @@ def configs(draw: st.DrawFn) -> RunConfig:
 
 
 @given(configs())
-def test_dumped_configurations_read_back_the_same(config: RunConfig) -> None:
+def test_dumped_configurations_read_back_the_same(config):
     assert value_problems(config) == []
     again, found = parse_config(tomllib.loads(dump_config(config)))
     assert found == [] and again == config
 
 
 @pytest.mark.parametrize("value", ["[" * 3000, "9" * 5000])
-def test_an_override_that_no_parser_takes_is_text(path: Path, value: str) -> None:
+def test_an_override_that_no_parser_takes_is_text(path, value):
     assert load_config(path, [f"run.folder={value}"]).run.folder == value
     with pytest.raises(UsageError, match=r"train\.steps is '"):
         load_config(path, [f"train.steps={value}"])
 
 
-def test_values_of_a_tree_built_in_python_are_checked(path: Path) -> None:
+def test_values_of_a_tree_built_in_python_are_checked(path):
     config = load_config(path)
     broken = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=-1))
     assert value_problems(broken) == ["train.steps is -1; expected integer >= 1"]
 
 
-def test_no_torch_is_imported() -> None:
+def test_no_torch_is_imported():
     code = (
         "import sys, trainer.plan.plan, trainer.parallel.mesh, trainer.pipeline.actions; print('torch' in sys.modules)"
     )
@@ -287,7 +287,7 @@ def test_no_torch_is_imported() -> None:
     assert result.stdout == "False\n"
 
 
-def test_many_unknown_keys_are_one_short_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_unknown_keys_are_one_short_message(tmp_path, monkeypatch):
     """A known key is looked for beside the first ones only: for 10,000 of them that took a minute."""
     compared: list[str] = []
 
@@ -316,18 +316,18 @@ def test_another_kind_of_file_is_not_to_be_corrected(name: str, fix: str, tmp_pa
 
 
 @pytest.mark.parametrize("text", ["a" + ".a" * 50_000 + " = 1", "a = " + "[" * 5000, "[a" + ".b" * 50_000 + "]"])
-def test_a_bomb_is_no_toml_file(text: str, tmp_path: Path) -> None:
+def test_a_bomb_is_no_toml_file(text, tmp_path):
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(UsageError, match=r"run.toml is not a TOML file\n  found: .* more than 64"):
         load_config(tmp_path / "run.toml")
 
 
-def test_an_override_that_is_a_bomb_is_a_text(path: Path) -> None:
+def test_an_override_that_is_a_bomb_is_a_text(path):
     with pytest.raises(UsageError, match=r"model.num_layers is '\{a.a"):
         load_config(path, ["model.num_layers={a" + ".a" * 30_000 + " = 1}"])
 
 
-def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+def test_only_a_regular_file_is_read(tmp_path):
     (tmp_path / "run.toml").symlink_to("/dev/null")
     with pytest.raises(UsageError, match=r"run.toml is not a regular file\n  found: a device"):
         load_config(tmp_path / "run.toml")
@@ -337,7 +337,7 @@ NOT_SET = {key.name: key.expected for key in describe() if key.default is None a
 
 
 @pytest.mark.parametrize("name", sorted(NOT_SET))
-def test_a_key_that_is_not_set_is_none(path: Path, name: str) -> None:
+def test_a_key_that_is_not_set_is_none(path, name):
     """Absent, none on the command line, and 0 or "" as files before 0.1 have it; it is absent from files again.
 
     A 0 that is a value of the key is kept.
@@ -363,14 +363,14 @@ def test_a_key_that_is_not_set_is_none(path: Path, name: str) -> None:
             load_config(path, [f"{name}=false"])
 
 
-def test_a_sub_section_without_keys_lacks_those_that_it_needs(path: Path) -> None:
+def test_a_sub_section_without_keys_lacks_those_that_it_needs(path):
     path.write_text(path.read_text() + "\n[model.mla]\n[model.bert]\n")
     with pytest.raises(UsageError, match=r"model.mla.kv_lora_rank is missing; it is required: integer >= 1") as error:
         load_config(path)
     assert "model.bert" not in str(error.value)
 
 
-def test_a_sub_section_is_read_overridden_checked_and_written(path: Path) -> None:
+def test_a_sub_section_is_read_overridden_checked_and_written(path):
     plain = load_config(path)
     assert plain.model.gpt_neox is None and "gpt_neox" not in dump_config(plain).split("[data]")[0].split("family")[0]
     name = "model.gpt_neox.parallel_residual"
@@ -393,18 +393,18 @@ def test_a_sub_section_is_read_overridden_checked_and_written(path: Path) -> Non
         (3, "model.gpt_neox = 3 is not a section; write [model.gpt_neox] and put its keys below it"),
     ],
 )
-def test_what_is_wrong_in_a_sub_section_is_named(written: Any, problem: str) -> None:
+def test_what_is_wrong_in_a_sub_section_is_named(written, problem):
     assert problems(changed("model", gpt_neox=written)) == [problem]
 
 
-def test_a_sub_section_of_another_family_is_refused(path: Path) -> None:
+def test_a_sub_section_of_another_family_is_refused(path):
     config = load_config(path, ["model.gpt_neox.parallel_residual=true", "model.vocab_size=64"])
     (problem,) = check(config, 1, facts=None)
     assert problem.startswith('[model.gpt_neox] is for model.family="gpt_neox", not "gpt"')
     assert check(load_config(path, ["model.family=gpt_neox", "model.vocab_size=64"]), 1, facts=None) == []
 
 
-def test_a_key_of_a_preset_can_be_not_set(path: Path) -> None:
+def test_a_key_of_a_preset_can_be_not_set(path):
     """Such a run is written with 0, because a key that is absent has the preset's value."""
     changes = ["model.preset=mistral-7b", "model.window=none", "model.vocab_size=none"]
     read = load_config(path, changes)
@@ -414,6 +414,6 @@ def test_a_key_of_a_preset_can_be_not_set(path: Path) -> None:
 
 
 @pytest.mark.parametrize("override", ["model.num_layers=none", "data.prefetch=none", "train.evaluate=none"])
-def test_a_key_that_always_has_a_value_cannot_be_none(path: Path, override: str) -> None:
+def test_a_key_that_always_has_a_value_cannot_be_none(path, override):
     with pytest.raises(UsageError, match="is 'none'; expected"):
         load_config(path, [override])

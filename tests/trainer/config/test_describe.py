@@ -9,7 +9,7 @@ from trainer.config.describe import default_toml, describe, section_texts
 from trainer.config.parse import key_names, parse_config, section_of
 
 
-def test_every_setting_has_a_comment_of_its_own() -> None:
+def test_every_setting_has_a_comment_of_its_own():
     keys = describe()
     assert [key.name for key in keys] == key_names()
     assert all(key.comment and key.expected for key in keys)
@@ -24,7 +24,7 @@ def test_every_setting_has_a_comment_of_its_own() -> None:
     assert set(section_texts()) == {name.rpartition(".")[0] for name in key_names()}
 
 
-def test_the_defaults_as_toml_are_the_defaults() -> None:
+def test_the_defaults_as_toml_are_the_defaults():
     text = re.sub(r"^# (\w+ = (?!\.\.\.$))", r"\1", default_toml(), flags=re.MULTILINE)
     needed = {"folder": '"run"', "blend": '"mix"', "lr": "0.1"}
     text = re.sub(r"^(\w+) = \.\.\.$", lambda key: f"{key[1]} = {needed.get(key[1], '8')}", text, flags=re.MULTILINE)

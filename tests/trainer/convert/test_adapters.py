@@ -77,7 +77,7 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def test_an_adapter_folder_is_one_of_peft_and_is_read_back(made: Path, tmp_path: Path) -> None:
+def test_an_adapter_folder_is_one_of_peft_and_is_read_back(made, tmp_path):
     golden, run = json.loads(GOLDEN.read_text()), made / "run"
     shutil.copytree(made / "base", tmp_path / "base")
     convert(run, tmp_path / "peft", options=ConvertOptions(to="peft"))
@@ -105,7 +105,7 @@ def test_an_adapter_folder_is_one_of_peft_and_is_read_back(made: Path, tmp_path:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_saved_layers_begin_with_the_weights_and_stay_with_the_adapters(tied: bool, tmp_path: Path) -> None:
+def test_saved_layers_begin_with_the_weights_and_stay_with_the_adapters(tied, tmp_path):
     base = base_run(tmp_path / "base", tie_embeddings=tied)
     convert(base, tmp_path / "hf", options=ConvertOptions(to="hf", check=False))
     lora = replace(LORA, modules_to_save=("embedding",) if tied else ("embedding", "head"))
@@ -146,7 +146,7 @@ def test_saved_layers_begin_with_the_weights_and_stay_with_the_adapters(tied: bo
     torch.testing.assert_close(found[..., : expected.shape[-1]], expected, rtol=0, atol=1e-5)
 
 
-def test_weights_are_merged_in_fp32_and_rounded_once(made: Path, tmp_path: Path) -> None:
+def test_weights_are_merged_in_fp32_and_rounded_once(made, tmp_path):
     convert(made / "base", tmp_path / "bf16", options=ConvertOptions(to="hf", dtype="bf16", check=False))
     engine = adapted(tmp_path / "bf16")
     engine.save(str(tmp_path / "run/checkpoints"), step=1, consumed_samples=1)
@@ -164,7 +164,7 @@ def test_weights_are_merged_in_fp32_and_rounded_once(made: Path, tmp_path: Path)
     assert torch.equal(merged["lm_head.weight"], base["lm_head.weight"])
 
 
-def test_a_checkpoint_holds_adapters_alone_and_resumes_bitwise(made: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_adapters_alone_and_resumes_bitwise(made, tmp_path):
     engine = adapted(made / "base")
     for step in range(2):
         engine.step(microbatches(engine, step), RATE)
@@ -182,14 +182,14 @@ def test_a_checkpoint_holds_adapters_alone_and_resumes_bitwise(made: Path, tmp_p
     assert engine.evaluate(microbatches(engine, 3)) == again.evaluate(microbatches(again, 3))
 
 
-def test_the_hash_of_weights_counts_frozen_ones(made: Path) -> None:
+def test_the_hash_of_weights_counts_frozen_ones(made):
     """DPO keeps log probabilities under the first weights by it."""
     one, other = adapted(made / "base"), adapted(made / "other")
     other.optimizer.state["weight"].copy_(one.optimizer.state["weight"])  # the same adapters
     assert one.weights_hash() == adapted(made / "base").weights_hash() != other.weights_hash()
 
 
-def test_another_base_is_refused(made: Path, tmp_path: Path) -> None:
+def test_another_base_is_refused(made, tmp_path):
     other = _engine(_config(LORA, str(made / "other")), fresh=False)
     with pytest.raises(UsageError, match="were trained beside other weights than those of") as caught:
         other.load(made / "run/checkpoints/step-1")
@@ -217,9 +217,7 @@ def test_another_base_is_refused(made: Path, tmp_path: Path) -> None:
         ({"base_model_name_or_path": "meta-llama/none"}, "base_model_name_or_path = 'meta-llama/none'"),
     ],
 )
-def test_settings_of_peft_that_we_lack_are_refused_by_name(
-    made: Path, tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
+def test_settings_of_peft_that_we_lack_are_refused_by_name(made, tmp_path, changes, said):
     (tmp_path / "adapter_model.safetensors").touch()
     settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": str(made / "base")}
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings | changes))
@@ -228,7 +226,7 @@ def test_settings_of_peft_that_we_lack_are_refused_by_name(
     assert said in str(caught.value)
 
 
-def test_layers_that_compute_several_matrices_have_no_adapter_folder(made: Path, tmp_path: Path) -> None:
+def test_layers_that_compute_several_matrices_have_no_adapter_folder(made, tmp_path):
     with pytest.raises(UsageError, match="peft cannot have an adapter of q alone in a model of type phi3"):
         convert(made / "run", tmp_path / "out", options=ConvertOptions(to="peft", model_type="phi3"))
     with pytest.raises(UsageError, match="holds no adapter"):

@@ -1259,7 +1259,7 @@ def test_memory_that_the_system_can_take_back_counts_as_free(tmp_path, monkeypat
         ("rwkv", "$"),
     ],
 )
-def test_models_that_only_resemble_ours_are_refused_with_the_part_that_we_lack(kind: str, reason: str) -> None:
+def test_models_that_only_resemble_ours_are_refused_with_the_part_that_we_lack(kind, reason):
     config_json = transformers.AutoConfig.for_model(kind).to_dict()
     with pytest.raises(UsageError, match=f"(?m)found: model_type '{kind}'.*{reason}"):
         from_hf(config_json, where="config.json")

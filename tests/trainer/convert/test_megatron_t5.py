@@ -65,7 +65,7 @@ def _difference(folder: Path, tensors: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize(("form", "tp"), [("mp_rank", 2), ("torch_dist", 1)])
-def test_a_checkpoint_of_megatron_goes_there_and_back(oracles: Path, form: Any, tp: int, tmp_path: Path) -> None:
+def test_a_checkpoint_of_megatron_goes_there_and_back(oracles, form, tp, tmp_path):
     tensors = _saved(oracles, NAMES[0], tmp_path / "theirs")
     assert _difference(tmp_path / "theirs", tensors) < 1e-5
     convert(tmp_path / "theirs", tmp_path / "ours", options=ConvertOptions(to="mtrain", check=False))
@@ -89,7 +89,7 @@ def test_a_checkpoint_of_megatron_goes_there_and_back(oracles: Path, form: Any, 
         assert all(name.encode() in metadata for name in more)
 
 
-def test_moments_are_found_under_the_second_name_of_a_tensor(oracles: Path, tmp_path: Path) -> None:
+def test_moments_are_found_under_the_second_name_of_a_tensor(oracles, tmp_path):
     """Megatron-Core's optimizer knows a parameter by the name that it registered last."""
     _saved(oracles, NAMES[0], tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "ours", options=ConvertOptions(to="mtrain", check=False))
@@ -104,7 +104,7 @@ def test_moments_are_found_under_the_second_name_of_a_tensor(oracles: Path, tmp_
     assert of["beside"] == of["none"] | second and of["instead"] == of["beside"] - first
 
 
-def test_untied_gates_without_biases_are_read_with_what_arguments_do_not_say(oracles: Path, tmp_path: Path) -> None:
+def test_untied_gates_without_biases_are_read_with_what_arguments_do_not_say(oracles, tmp_path):
     """Megatron's arguments have no gated GELU."""
     tensors = _saved(oracles, NAMES[1], tmp_path / "theirs")
     folder = open_model(tmp_path / "theirs", settings=("model.activation=geglu_tanh",))
@@ -113,7 +113,7 @@ def test_untied_gates_without_biases_are_read_with_what_arguments_do_not_say(ora
     assert "head_bias.bias" not in dict(model.named_parameters()) and "weights/lm_head.output_layer.weight" in tensors
 
 
-def test_what_megatron_does_not_have_is_refused_by_name(oracles: Path, tmp_path: Path) -> None:
+def test_what_megatron_does_not_have_is_refused_by_name(oracles, tmp_path):
     _saved(oracles, NAMES[0], tmp_path / "theirs")
     model = open_model(tmp_path / "theirs")
     section = replace(model.config.model.t5, head_bias=False)

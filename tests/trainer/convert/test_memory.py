@@ -114,14 +114,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, i
 
 
 @pytest.mark.parametrize(("of", "to"), soaked(PAIRS, but=[*PAIRS[:3], ("hf", "mtrain")]))
-def test_a_conversion_holds_pieces(of: str, to: str, folders: dict[str, tuple[Path, int]], tmp_path: Path) -> None:
+def test_a_conversion_holds_pieces(of, to, folders, tmp_path):
     grown = folders[to][1] or side("convert", folders[of][0], tmp_path / "new", to)[1]
     print(f"{of} to {to}: {grown / 2**20:.0f} MiB")
     assert 0 < grown <= MOST
 
 
 @pytest.mark.parametrize("of", ["mtrain", "hf", "torch_dist", "mp_rank"])
-def test_first_weights_take_their_place_and_pieces(of: str, folders: dict[str, tuple[Path, int]]) -> None:
+def test_first_weights_take_their_place_and_pieces(of, folders):
     total, grown = side("first", folders[of][0])
     print(f"{of}: {(grown - total) / 2**20:.0f} MiB beside {total / 2**20:.0f} MiB of weights")
     assert total * 0.9 < grown <= total + MOST

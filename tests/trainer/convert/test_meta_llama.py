@@ -82,7 +82,7 @@ def logits_by_neighbours(found: dict[str, Tensor], kv_heads: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("files", "kv_heads"), [(1, HEADS), (2, HEADS), (2, KV_HEADS), (8, KV_HEADS)])
-def test_logits_are_those_of_metas_arithmetic(files: int, kv_heads: int, tmp_path: Path) -> None:
+def test_logits_are_those_of_metas_arithmetic(files, kv_heads, tmp_path):
     folder = write_meta(tmp_path / "llama", files, kv_heads=kv_heads)
     expected = logits_by_neighbours(weights(kv_heads), kv_heads)
     model = Model.load(folder)
@@ -90,7 +90,7 @@ def test_logits_are_those_of_metas_arithmetic(files: int, kv_heads: int, tmp_pat
     assert torch.allclose(model.logits(IDS).double(), expected, atol=1e-5)
 
 
-def test_an_export_is_a_folder_of_transformers(tmp_path: Path) -> None:
+def test_an_export_is_a_folder_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     folder = write_meta(tmp_path / "llama", 2, dtype=torch.bfloat16)
     result = convert(folder, tmp_path / "hf", options=ConvertOptions(to="hf"))
@@ -102,7 +102,7 @@ def test_an_export_is_a_folder_of_transformers(tmp_path: Path) -> None:
     assert torch.allclose(found.double(), logits_by_neighbours(rounded, KV_HEADS), atol=1e-5)
 
 
-def test_the_tokenizer_may_lie_beside_the_folder(tmp_path: Path) -> None:
+def test_the_tokenizer_may_lie_beside_the_folder(tmp_path):
     texts = write_jsonl(tmp_path / "a.jsonl", 1)
     options = TrainOptions(preset="llama2")
     train_tokenizer([texts], tmp_path / "sp", vocab_size=VOCAB, kind="sentencepiece-bpe", options=options)
@@ -113,7 +113,7 @@ def test_the_tokenizer_may_lie_beside_the_folder(tmp_path: Path) -> None:
     assert tokenizer is not None and tokenizer.name == "Llama2Tokenizer"
 
 
-def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_named(tmp_path):
     folder = write_meta(tmp_path / "llama", 2)
     first, second, params = (folder / name for name in ("consolidated.00.pth", "consolidated.01.pth", "params.json"))
     for change, text in (

@@ -131,7 +131,7 @@ def _saved(config: RunConfig, folder: Path) -> Path:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(6 * SOAK))
-def test_a_model_near_a_published_one_is_exported_as_it_is_or_refused(seed: int, tmp_path: Path) -> None:
+def test_a_model_near_a_published_one_is_exported_as_it_is_or_refused(seed, tmp_path):
     config = _near_published(random.Random(seed), PUBLISHED, tmp_path)
     exported = convert(_saved(config, tmp_path / "run"), tmp_path / "theirs again", options=ConvertOptions(to="hf"))
     assert exported["check"]["compared"]
@@ -139,7 +139,7 @@ def test_a_model_near_a_published_one_is_exported_as_it_is_or_refused(seed: int,
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(3 * SOAK))
-def test_random_adapters_are_merged_to_the_function_that_they_have(seed: int, tmp_path: Path) -> None:
+def test_random_adapters_are_merged_to_the_function_that_they_have(seed, tmp_path):
     """Read back from a merged model, and from a folder of peft where this has such adapters."""
     chance = random.Random(seed)
     dense = _near_published(chance, DENSE, tmp_path)
@@ -201,7 +201,7 @@ def _words(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(5 * SOAK))
-def test_a_random_model_is_what_is_read_of_it_as_megatrons(seed: int, tmp_path: Path) -> None:
+def test_a_random_model_is_what_is_read_of_it_as_megatrons(seed, tmp_path):
     """From both of its formats, cut for drawn ranks; and its arguments are those of the same model."""
     chance = random.Random(seed)
     config, arguments = _of_megatron(chance)

@@ -48,7 +48,7 @@ def _same(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], inputs: l
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 25])
-def test_chunks_are_the_recurrence(length: int) -> None:
+def test_chunks_are_the_recurrence(length):
     inputs = [part.requires_grad_() for part in _inputs(length)]
     expected = recurrence(*inputs)
     for chunk in (1, 8, 64):
@@ -56,14 +56,14 @@ def test_chunks_are_the_recurrence(length: int) -> None:
 
 
 @pytest.mark.parametrize("bounds", [(7,), (8,), (9,), (1, 2, 3, 16), (15, 17, 24)])
-def test_a_state_restarts_with_each_document(bounds: tuple[int, ...]) -> None:
+def test_a_state_restarts_with_each_document(bounds):
     """Bounds beside and on the borders of chunks, and documents shorter than one."""
     inputs = [part.requires_grad_() for part in _inputs(25)]
     document = torch.bucketize(torch.arange(25), torch.tensor(bounds), right=True).expand(ROWS, -1)
     _same(chunk_scan(*inputs, chunk=8, document_BS=document), recurrence(*inputs, document), inputs)
 
 
-def test_a_scan_goes_on_from_a_state() -> None:
+def test_a_scan_goes_on_from_a_state():
     inputs = _inputs(21)
     y, state = chunk_scan(*inputs, chunk=8)
     part, held = chunk_scan(*[x[:, :13] if x.dim() > 1 else x for x in inputs], chunk=8)
@@ -77,7 +77,7 @@ def test_a_scan_goes_on_from_a_state() -> None:
     torch.testing.assert_close(held, state, rtol=1e-10, atol=1e-12)
 
 
-def test_large_steps_forget_without_infinities() -> None:
+def test_large_steps_forget_without_infinities():
     """Differences of sums above the diagonal would overflow; they are left out before the exponential."""
     x, delta, A, B, C = (part.requires_grad_() for part in _inputs(40, torch.float32))
     y, _ = chunk_scan(x, delta * 1e3, A, B, C, chunk=16)
@@ -85,7 +85,7 @@ def test_large_steps_forget_without_infinities() -> None:
     assert y.isfinite().all() and all(part.isfinite().all() for part in gradients)
 
 
-def test_a_convolution_sees_its_window_and_its_document() -> None:
+def test_a_convolution_sees_its_window_and_its_document():
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, 11, 6, generator=draw, dtype=torch.float64)
     weight, bias = torch.randn(6, 4, generator=draw).double(), torch.randn(6, generator=draw).double()
@@ -254,7 +254,7 @@ def test_the_triton_kernels_are_the_plain_gated_norm(tokens, heads, groups):
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_compiled_parts_of_a_mixer_are_the_plain_ones(documents: bool) -> None:
+def test_compiled_parts_of_a_mixer_are_the_plain_ones(documents):
     """Convolution, steps, gate and norm, with gradients; each is one graph, as a GPU compiles it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backend = "inductor" if device.type == "cuda" else "aot_eager"

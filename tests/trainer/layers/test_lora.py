@@ -104,7 +104,7 @@ SHORT = tuple(LAYOUTS)[:6]
 @pytest.mark.parametrize(
     "case", [case if case in SHORT else pytest.param(case, marks=pytest.mark.soak) for case in LAYOUTS]
 )
-def test_gradients_equal_those_of_one_rank(case: str) -> None:
+def test_gradients_equal_those_of_one_rank(case):
     ranks, shape, sections = LAYOUTS[case]
     expected_totals, expected = _whole(_config(shape, lora=sections.get("lora", ALL)), 1)
     totals, got = _whole(_config(shape, **sections), ranks)
@@ -132,7 +132,7 @@ def _merged_gradients(context: Any, config: RunConfig) -> Any:
 
 
 @pytest.mark.parametrize("lora", [ALL, SOME, ENDS])
-def test_gradients_are_those_of_the_merged_weights(lora: LoRASection) -> None:
+def test_gradients_are_those_of_the_merged_weights(lora):
     """dA = scale B^T dW and dB = scale dW A^T, where W' = W + scale B A."""
     config = _config(lora=lora)
     ((merged_totals, merged, adapters),) = run_ranks(_merged_gradients, 1, config)
@@ -168,7 +168,7 @@ def _trained(context: Any, config: RunConfig, root: Path, load: bool) -> Any:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("to", ["tp 2 sp", "pp 2", "parameters"])
-def test_adapters_continue_on_another_layout(tmp_path: Path, to: str) -> None:
+def test_adapters_continue_on_another_layout(tmp_path, to):
     base = _config(lora=None)
     run_ranks(_saved, 1, base, tmp_path / "base")
     checkpoint = CheckpointSection(init_from=str(tmp_path / "base"))
@@ -197,7 +197,7 @@ def _bytes(context: Any, config: RunConfig) -> Any:
     return sum(tensor.nbytes for tensor in tensors), engine.buffers.parameters.values.nbytes, names, bool(report)
 
 
-def test_frozen_weights_take_their_own_bytes_alone() -> None:
+def test_frozen_weights_take_their_own_bytes_alone():
     config = _config(dtype="bf16")
     plan = make_plan(config, 2, facts=None)
     (kept, parameters, names, reported), *_ = run_ranks(_bytes, 2, config)
@@ -232,7 +232,7 @@ def test_frozen_weights_take_their_own_bytes_alone() -> None:
         ({"shape": "gpt2", "lora": LoRASection(rank=4, targets=("gate",))}, 'has no gate with model.activation="gelu"'),
     ],
 )
-def test_what_adapters_lack_is_refused_by_name(sections: dict[str, Any], said: str) -> None:
+def test_what_adapters_lack_is_refused_by_name(sections, said):
     config = _config(**{name: section for name, section in sections.items() if name != "moe"})
     model = replace(config.model, moe=sections.get("moe"))
     (problem,) = check(replace(config, model=model), 1, facts=None)
@@ -249,7 +249,7 @@ def _float8_run(context: Any, config: RunConfig) -> Any:
 
 @pytest.mark.parametrize("lora", [ALL, pytest.param(SOME, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("mesh", [MeshSection(), MeshSection(tp=2, sequence_parallel=True)], ids=["tp 1", "tp 2 sp"])
-def test_frozen_weights_are_multiplied_in_fp8(lora: LoRASection, mesh: MeshSection) -> None:
+def test_frozen_weights_are_multiplied_in_fp8(lora, mesh):
     wide = _config("llama", lora=lora, dtype="bf16", mesh=mesh)
     rounded = replace(wide, precision=replace(wide.precision, fp8="current"))
     (expected, weights), *_ = run_ranks(_float8_run, mesh.tp, wide)

@@ -55,9 +55,7 @@ def _events(context: Any, config: RunConfig) -> list[str]:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_the_sum_of_the_inputs_gradient_begins_before_the_weights_product_and_ends_after_it(
-    sequence_parallel: bool,
-) -> None:
+def test_the_sum_of_the_inputs_gradient_begins_before_the_weights_product_and_ends_after_it(sequence_parallel):
     mesh = MeshSection(tp=2, sequence_parallel=sequence_parallel)
     for events in run_ranks(_events, 2, replace(small_config("llama"), mesh=mesh)):
         assert events == ["begins", "product", "waits"]

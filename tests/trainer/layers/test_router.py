@@ -55,7 +55,7 @@ def _chosen(shape: MoEShape, scores: list[float], bias: list[float]) -> list[int
 
 
 @pytest.mark.parametrize("form", SHAPES)
-def test_choices_weights_and_losses_are_those_of_the_definition(form: str) -> None:
+def test_choices_weights_and_losses_are_those_of_the_definition(form):
     changes = {"top_k": 2, "groups": 1, "groups_per_token": 1, **SHAPES[form]}
     shape = MoEShape(num_experts=EXPERTS, ffn_hidden_size=4, **changes)  # type: ignore[arg-type]
     router = _router(shape)
@@ -115,7 +115,7 @@ def test_choices_weights_and_losses_are_those_of_the_definition(form: str) -> No
     assert router.expert_bias is None or router.expert_bias.grad is None
 
 
-def test_logits_of_a_model_in_16_bits_are_not() -> None:
+def test_logits_of_a_model_in_16_bits_are_not():
     """In bf16 1 + 2 ** -9 is 1, and the first of two equal experts would be chosen."""
     router = _router(MoEShape(num_experts=2, top_k=1, ffn_hidden_size=4), bias=False).to(torch.bfloat16)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_logits_of_a_model_in_16_bits_are_not() -> None:
     assert routing.expert_NK.item() == 1 and routing.weight_NK.dtype == torch.float32
 
 
-def test_a_capacity_by_position_keeps_the_first_tokens() -> None:
+def test_a_capacity_by_position_keeps_the_first_tokens():
     shape = MoEShape(num_experts=2, top_k=1, ffn_hidden_size=4, capacity_factor=0.5, drop="position")
     router = _router(shape, bias=False)
     expert_NK, weight_NK = torch.zeros(64, 1, dtype=torch.int64), torch.rand(64, 1)

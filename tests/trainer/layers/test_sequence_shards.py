@@ -43,7 +43,7 @@ def _saved(name: str, mode: str, *, sequence_parallel: bool) -> list[tuple[int, 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_only_the_ranks_own_tokens_of_the_stream_are_kept(name: str, mode: str) -> None:
+def test_only_the_ranks_own_tokens_of_the_stream_are_kept(name, mode):
     whole, shard = (SEQUENCE, 32), (SEQUENCE // TP, 32)
     kept = _saved(name, mode, sequence_parallel=True)
     assert whole not in kept and kept.count(shard) >= 4

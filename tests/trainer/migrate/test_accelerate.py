@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,7 +107,7 @@ def converted(**fields: Any):
     return convert({"megatron_lm_config": {PREFIX + name: value for name, value in fields.items()}}).migration
 
 
-def test_every_field_of_the_plugin_is_in_one_table() -> None:
+def test_every_field_of_the_plugin_is_in_one_table():
     tables = [*ARGUMENTS, *NOT_NEEDED, *REFUSED, OTHER]
     assert sorted(tables) == sorted(FIELDS)
     assert {flag for flag in ARGUMENTS.values() if flag not in flag_table()} == set(), (
@@ -121,7 +120,7 @@ def test_every_field_of_the_plugin_is_in_one_table() -> None:
         assert unknown == set()
 
 
-def test_a_file_of_accelerate_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_accelerate_config(tmp_path, capsys):
     (tmp_path / "a.yaml").write_text(FILE)
     assert main(["config", "--from-accelerate", str(tmp_path / "a.yaml")]) == 0
     text = capsys.readouterr().out
@@ -159,7 +158,7 @@ def test_a_file_of_accelerate_config(tmp_path: Path, capsys: pytest.CaptureFixtu
          {"model": {"activation": "swiglu"}, "train": {"sequence_length": 64}}),
     ],
 )  # fmt: skip
-def test_fields_become_settings(fields: dict[str, Any], settings: dict[str, Any]) -> None:
+def test_fields_become_settings(fields, settings):
     migration = converted(**fields)
     assert migration.refused == () and migration.tables == settings
 
@@ -181,12 +180,12 @@ def test_fields_become_settings(fields: dict[str, Any], settings: dict[str, Any]
         ({"distributed_type": "FSDP"}, "megatron_lm_config is missing"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_name(file: dict[str, Any], said: str) -> None:
+def test_what_has_no_counterpart_is_refused_by_name(file, said):
     assert any(said in line for line in convert(file).migration.refused), convert(file).migration.refused
 
 
 @pytest.mark.parametrize(("content", "said"), [("a: [", "is not a YAML file"), ("- 1", "is not a configuration of")])
-def test_a_file_of_another_kind(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_another_kind(content, said, tmp_path, capsys):
     (tmp_path / "a.yaml").write_text(content)
     assert main(["config", "--from-accelerate", str(tmp_path / "a.yaml")]) == 2
     assert said in capsys.readouterr().err

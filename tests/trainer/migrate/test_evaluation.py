@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -60,9 +59,7 @@ COMMON = "--sequence-length 1024 --batch-size 8 --dtype fp16 --tokenizer tokeniz
         ),
     ],
 )
-def test_the_lines_of_the_readme(
-    task: str, more: str, start: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_lines_of_the_readme(task, more, start, expected, tmp_path, capsys):
     path = tmp_path / "eval.sh"
     path.write_text(SCRIPT.format(task=task, more=more, start=start, file="x.txt"))
     assert main(["config", "--from-megatron", str(path)]) == 0
@@ -107,7 +104,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("theirs", LINES)
-def test_servers_and_converters(theirs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_and_converters(theirs, capsys):
     assert main(["config", "--from-megatron", theirs]) == 0
     *notes, line = capsys.readouterr().out.splitlines()
     assert line == LINES[theirs] and notes and all(note.startswith("# ") for note in notes)
@@ -132,9 +129,7 @@ def test_servers_and_converters(theirs: str, capsys: pytest.CaptureFixture[str])
         ("checkpoint_reshaping_and_interoperability.py --load_path a", ("--save_path is missing",)),
     ],
 )
-def test_servers_and_converters_without_counterpart_are_refused(
-    theirs: str, refused: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_servers_and_converters_without_counterpart_are_refused(theirs, refused, capsys):
     assert main(["config", "--from-megatron", f"python {theirs}"]) == 2
     message = capsys.readouterr().err
     assert all(text in message for text in refused), message
@@ -159,9 +154,7 @@ def test_servers_and_converters_without_counterpart_are_refused(
         ),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_argument(
-    words: str, refused: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_has_no_counterpart_is_refused_by_argument(words, refused, capsys):
     assert main(["config", "--from-megatron", f"python tasks/main.py {words}"]) == 2
     message = capsys.readouterr().err
     assert all(text in message for text in refused)
@@ -181,7 +174,7 @@ python -m torch.distributed.launch --nproc_per_node 8 --nnodes 1 ./tasks/main.py
 """
 
 
-def test_finetuning_a_bert(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_finetuning_a_bert(capsys, tmp_path):
     path = tmp_path / "finetune.sh"
     path.write_text(FINETUNE.format(epochs=5))
     assert main(["config", "--from-megatron", str(path)]) == 0
@@ -202,6 +195,6 @@ def test_finetuning_a_bert(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert len(lines) == 2 and all("mtrain eval checkpoints/mnli --task mnli --data" in line for line in lines)
 
 
-def test_other_programs_are_no_evaluation() -> None:
+def test_other_programs_are_no_evaluation():
     assert find_evaluation("python pretrain_gpt.py --num-layers 2") is None
     assert find_evaluation("python main.py --task LAMBADA") is None

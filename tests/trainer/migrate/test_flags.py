@@ -331,7 +331,7 @@ def _settings(migration: Migration) -> dict[str, Any]:
     return {setting.key: setting.value for setting in migration.settings}
 
 
-def test_each_argument_of_megatron_is_in_the_table_with_its_kind_and_default() -> None:
+def test_each_argument_of_megatron_is_in_the_table_with_its_kind_and_default():
     kinds = {"switch": {"switch", "any"}, "one": {"int", "float", "text", "token", "any"}, "several": {"texts"}}
     kinds["one"].add("texts")  # the schedule of batch sizes, which scripts leave unquoted
     for name, (kind, default, _) in ARGUMENTS.items():
@@ -343,7 +343,7 @@ def test_each_argument_of_megatron_is_in_the_table_with_its_kind_and_default() -
     assert len(ARGUMENTS) > 900
 
 
-def test_what_becomes_of_each_argument_is_what_the_list_says() -> None:
+def test_what_becomes_of_each_argument_is_what_the_list_says():
     uses = {"mapped": "mapped", "written": "mapped", "not needed": "not needed", "refused": "refused"}
     assert {name: uses[str(fate)] for name, (_, _, fate) in ARGUMENTS.items()} == {
         name: TABLE[name].use for name in ARGUMENTS
@@ -352,7 +352,7 @@ def test_what_becomes_of_each_argument_is_what_the_list_says() -> None:
 
 
 @pytest.mark.parametrize("name", MAPPED)
-def test_a_mapped_argument_sets_its_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapped_argument_sets_its_key(name, monkeypatch):
     """And only those whose fate is "written" have a value in the file where they are not given."""
     context, words, value = ROWS[name]
     flag, expected = TABLE[name], json.loads(value)
@@ -394,7 +394,7 @@ OF_OTHERS = r"has no meaning|not supported by model\.family|is for model\.family
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_program_gets_settings_that_its_runs_do_not_have(program: str, tmp_path: Path) -> None:
+def test_no_program_gets_settings_that_its_runs_do_not_have(program, tmp_path):
     """Each argument with each program: refused here, without effect, or set in a file that `mtrain check` accepts."""
     more = ["--decoder-seq-length", "16"] if program == "pretrain_t5.py" else []
     loaded, wrong = 0, list[str]()
@@ -414,14 +414,14 @@ def test_no_program_gets_settings_that_its_runs_do_not_have(program: str, tmp_pa
 
 
 @pytest.mark.parametrize("per_stage", [3, 16])
-def test_layers_that_cannot_be_divided_into_virtual_stages_are_refused(per_stage: int) -> None:
+def test_layers_that_cannot_be_divided_into_virtual_stages_are_refused(per_stage):
     words = [*_words(PIPELINE), "--num-layers-per-virtual-pipeline-stage", str(per_stage)]
     (line,) = migrate([*words, "--account-for-loss-in-pipeline-split", "--num-layers", "15"], 8).refused
     assert line.endswith("Megatron-LM refuses it too")
 
 
 @pytest.mark.parametrize("name", [name for name, flag in TABLE.items() if flag.use != "mapped"])
-def test_others_are_not_needed_or_refused_with_a_reason(name: str) -> None:
+def test_others_are_not_needed_or_refused_with_a_reason(name):
     flag = TABLE[name]
     words = [] if flag.kind == "switch" else ["other"]
     found = migrate([*_words(""), name, *words], 8)
@@ -432,7 +432,7 @@ def test_others_are_not_needed_or_refused_with_a_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "replacement"), REMOVED)
-def test_removed_names_say_what_replaced_them(name: str, replacement: str) -> None:
+def test_removed_names_say_what_replaced_them(name, replacement):
     (line,) = migrate([*_words(""), name, "1"], 8).refused
     assert line.startswith(f"{name} 1: removed") and line.endswith(replacement)
     first = replacement.split()[0]
@@ -447,7 +447,7 @@ def test_removed_names_say_what_replaced_them(name: str, replacement: str) -> No
         *(pytest.param(word, marks=pytest.mark.soak) for word in ("0", "nan", "1e400", "\u00b2", "9" * 5000, "")),
     ],
 )
-def test_no_value_breaks_the_command(word: str) -> None:
+def test_no_value_breaks_the_command(word):
     """Each is set or refused: a number that is too large, or no number, is no fault of ours."""
     for name in MAPPED:
         context, _, _ = ROWS[name]
@@ -455,7 +455,7 @@ def test_no_value_breaks_the_command(word: str) -> None:
         assert isinstance(found, Migration)
 
 
-def test_latent_attention_multiplies_scores_with_and_without_yarn() -> None:
+def test_latent_attention_multiplies_scores_with_and_without_yarn():
     words = f"{LATENT} --rotary-scaling-factor 4 --mscale-all-dim 1 --qk-head-dim 8 --qk-pos-emb-head-dim 8"
     yarn = _settings(migrate(_words(words), 8))
     assert yarn["model.mla.mscale_all_dim"] == 1 and yarn["model.rope_original_length"] == 4096
@@ -475,5 +475,5 @@ def test_latent_attention_multiplies_scores_with_and_without_yarn() -> None:
         (f"{LATENT} --rotary-interleaved", "pairs are neighbours"),
     ],
 )
-def test_latent_attention_is_refused_where_ours_is_another(words: str, reason: str) -> None:
+def test_latent_attention_is_refused_where_ours_is_another(words, reason):
     assert any(reason in line for line in migrate(_words(words), 8).refused)

@@ -43,7 +43,7 @@ from trainer.migrate.migrate import as_toml, migrate
         ("srun -n 4 bash -c 'python pretrain_t5.py --a'", 4),
     ],
 )
-def test_launches(text: str, ranks: int | None) -> None:
+def test_launches(text, ranks):
     launch = find_launch(text)
     assert launch.arguments == ("--a",) and launch.world_size == ranks
     assert launch.program in text and launch.program in PROGRAMS
@@ -68,14 +68,14 @@ def test_launches(text: str, ranks: int | None) -> None:
         ("#SBATCH --nodes=4\nsrun -n 8 python pretrain_gpt.py --a", 4, ["--nnodes 4 --nproc-per-node 2"]),
     ],
 )
-def test_how_a_run_on_several_machines_is_started(text: str, nodes: int | None, lines: list[str]) -> None:
+def test_how_a_run_on_several_machines_is_started(text, nodes, lines):
     launch = find_launch(text)
     assert launch.nodes == nodes
     found = as_toml(migrate([], 1), title="x", world_size=launch.world_size, nodes=launch.nodes)
     assert all(line in found for line in lines) and ("--nproc " in found) == (nodes == 1)
 
 
-def test_a_command_with_too_few_ranks_is_no_advice() -> None:
+def test_a_command_with_too_few_ranks_is_no_advice():
     words = ["--num-layers", "4", "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "4"]
     found = as_toml(migrate(words, 8), title="x", world_size=4, nodes=1)
     assert "The command has 4 ranks, but tp x pp x cp needs a multiple of 8." in found and "--nproc 4" not in found
@@ -101,7 +101,7 @@ def test_a_command_with_too_few_ranks_is_no_advice() -> None:
         ("sh -c 'python pretrain_gpt.py \"a'", "is never closed"),
     ],
 )
-def test_what_starts_no_gpt_is_refused(text: str, found: str) -> None:
+def test_what_starts_no_gpt_is_refused(text, found):
     with pytest.raises(UsageError) as caught:
         find_launch(text)
     assert found in str(caught.value) and len(str(caught.value).splitlines()) <= 4

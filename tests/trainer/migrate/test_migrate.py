@@ -63,7 +63,7 @@ def loaded(launch: Launch, folder: Path, *overrides: str) -> tuple[Any, Migratio
         (["--s3-cache-path", "c", "--data-cache-path", "a"], "a"),
     ],
 )
-def test_the_folder_for_arrays_is_also_that_for_blocks_of_stored_corpora(words: list[str], cache: str) -> None:
+def test_the_folder_for_arrays_is_also_that_for_blocks_of_stored_corpora(words, cache):
     data = ["--data-path", "s3://corpora/x_text_document", "--train-iters", "1", "--micro-batch-size", "1"]
     shape = ["--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "1", "--seq-length", "8"]
     found = settings([*data, *shape, "--max-position-embeddings", "8", "--lr", "1", *words])
@@ -73,7 +73,7 @@ def test_the_folder_for_arrays_is_also_that_for_blocks_of_stored_corpora(words: 
 @pytest.mark.parametrize(
     ("name", "value"), [("--exit-interval", "5"), ("--save-interval", "5"), ("--lr-warmup-fraction", ".5")]
 )
-def test_a_zero_that_turns_something_off_is_no_key(name: str, value: str) -> None:
+def test_a_zero_that_turns_something_off_is_no_key(name, value):
     key = TABLE[name].key
     assert key in settings([*BASE, name, value])
     off = migrate([*BASE, name, "0"], 1)
@@ -82,7 +82,7 @@ def test_a_zero_that_turns_something_off_is_no_key(name: str, value: str) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name, flag in TABLE.items() if flag.default is not None])
-def test_a_default_given_changes_nothing(name: str, every_key: None) -> None:
+def test_a_default_given_changes_nothing(name, every_key):
     flag = TABLE[name]
     words = [*BASE, name, *str(flag.default).split()]
     if name == "--num-query-groups" or flag.same_as:
@@ -93,7 +93,7 @@ def test_a_default_given_changes_nothing(name: str, every_key: None) -> None:
 
 
 @pytest.mark.parametrize("name", list(TABLE))
-def test_no_argument_is_dropped_silently(name: str) -> None:
+def test_no_argument_is_dropped_silently(name):
     """It stands in one of the three lists, whatever this version has."""
     flag = TABLE[name]
     words = {"switch": [], "int": ["8"], "float": ["0.25"], "text": ["abc"], "texts": ["a", "b"]}.get(flag.kind, [])
@@ -102,7 +102,7 @@ def test_no_argument_is_dropped_silently(name: str) -> None:
     assert any(name in line for line in told), (name, found)
 
 
-def test_what_megatron_does_otherwise_is_chosen(every_key: None) -> None:
+def test_what_megatron_does_otherwise_is_chosen(every_key):
     found = settings(BASE)
     assert found["optimizer.warmup_count"] == "before" and found["optimizer.init_lr"] == 0.0
     assert found["train.loss_average"] == "megatron" and found["data.order"] == "megatron"
@@ -115,7 +115,7 @@ def test_what_megatron_does_otherwise_is_chosen(every_key: None) -> None:
     assert found["precision.dtype"] == "fp32"
 
 
-def test_the_program_is_the_kind_of_samples(every_key: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_is_the_kind_of_samples(every_key, monkeypatch):
     """In Megatron's order, with the options that pretrain_bert.py and pretrain_t5.py give their datasets."""
     monkeypatch.setattr("trainer.migrate.migrate.is_old_not_set", lambda name, value: False)
     masked = {"mask_probability": 0.15, "short_probability": 0.1}
@@ -135,7 +135,7 @@ def test_the_program_is_the_kind_of_samples(every_key: None, monkeypatch: pytest
     assert line.startswith("--decoder-seq-length: missing")
 
 
-def test_fill_in_the_middle_is_written_as_a_section(tmp_path: Path) -> None:
+def test_fill_in_the_middle_is_written_as_a_section(tmp_path):
     words = "torchrun pretrain_gpt.py " + shlex.join([*BASE, "--fim-data", "--fim-rate", "0.4"])
     config, _ = loaded(find_launch(words), tmp_path)
     assert config.data.kind == "fim" and config.data.fim == FimSection(rate=0.4)
@@ -198,7 +198,7 @@ def test_fill_in_the_middle_is_written_as_a_section(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_rules(words: str, expected: dict[str, Any], every_key: None) -> None:
+def test_rules(words, expected, every_key):
     found = migrate([*BASE, *shlex.split(words)], 1)
     assert not found.refused
     values = {one.key: one.value for one in found.settings}
@@ -209,19 +209,19 @@ def test_rules(words: str, expected: dict[str, Any], every_key: None) -> None:
     ("more", "reason"),
     [("--iterations-to-skip x", "whole numbers"), ("--iterations-to-skip 3 --rampup-batch-size 2 2 16", "mtrain skip")],
 )
-def test_iterations_to_skip_are_known_for_a_constant_batch(more: str, reason: str) -> None:
+def test_iterations_to_skip_are_known_for_a_constant_batch(more, reason):
     refused = [line for line in migrate([*BASE, *shlex.split(more)], 1).refused if line.startswith("--iterations")]
     assert len(refused) == 1 and reason in refused[0]
 
 
-def test_muon_on_shards_of_matrices_is_refused() -> None:
+def test_muon_on_shards_of_matrices_is_refused():
     (line,) = migrate([*BASE, *shlex.split("--optimizer muon --tensor-model-parallel-size 2")], 2).refused
     assert line.startswith("--muon-tp-mode: blockwise is not supported") and line.endswith("choose duplicated")
     (line,) = migrate([*BASE, *shlex.split("--optimizer muon --muon-coefficient-type polar_express")], 1).refused
     assert "simple" in line and "quintic" in line
 
 
-def test_what_data_parallel_ranks_share() -> None:
+def test_what_data_parallel_ranks_share():
     def sharding(line: str) -> object:
         return settings([*BASE, *shlex.split(line)]).get("optimizer.sharding")
 
@@ -241,7 +241,7 @@ def test_what_data_parallel_ranks_share() -> None:
     )
 
 
-def test_corpora_of_each_part(every_key: None) -> None:
+def test_corpora_of_each_part(every_key):
     words = [word for word in BASE if word not in ("--data-path", "corpus")]
     more = shlex.split("--train-data-path 1 a 2 b --valid-data-path 0.5 v 0.5 w --test-data-path t")
     found = settings([*words, *more])
@@ -249,13 +249,13 @@ def test_corpora_of_each_part(every_key: None) -> None:
     assert found["data.valid"] == ("v", "w") and found["data.test"] == ("t",)
 
 
-def test_the_batch_of_all_ranks_and_an_unknown_number_of_them(every_key: None) -> None:
+def test_the_batch_of_all_ranks_and_an_unknown_number_of_them(every_key):
     words = [word for word in BASE if word not in ("--global-batch-size", "8")]
     assert settings(words, 6)["train.global_batch"] == 12
     assert [line for line in migrate(words, None).refused if line.startswith("--global-batch-size: missing")]
 
 
-def test_wrong_words_are_all_named() -> None:
+def test_wrong_words_are_all_named():
     words = [*BASE, "--num-layrs", "3", "--swiglu", "yes", "--lr", "fast", "--mock-data", "--seed", "<SEED>"]
     refused = "\n".join(migrate(words, 1).refused)
     for text in (
@@ -268,11 +268,11 @@ def test_wrong_words_are_all_named() -> None:
         assert text in refused
 
 
-def test_the_last_of_two_counts() -> None:
+def test_the_last_of_two_counts():
     assert read_arguments(["--lr", "1", "--lr=2"], TABLE)["--lr"] == 2.0
 
 
-def test_gpt_345m(tmp_path: Path, every_key: None) -> None:
+def test_gpt_345m(tmp_path, every_key):
     launch = find_launch(examples.GPT_345M, ["ckpt"])
     found = migrate(launch.arguments, launch.world_size)
     assert launch.world_size == 1 and not found.refused
@@ -282,13 +282,13 @@ def test_gpt_345m(tmp_path: Path, every_key: None) -> None:
     assert values["model.vocab_size"] == 50304 and values["train.eval_samples"] == 80
 
 
-def test_gpt_345m_is_planned(tmp_path: Path) -> None:
+def test_gpt_345m_is_planned(tmp_path):
     config, _ = loaded(find_launch(examples.GPT_345M, ["ckpt"]), tmp_path)
     plan = make_plan(config, 1, facts=None)
     assert plan.num_parameters == 354_871_296 and plan.steps == 500000
 
 
-def test_8_gpus_are_planned(tmp_path: Path) -> None:
+def test_8_gpus_are_planned(tmp_path):
     launch = find_launch(examples.GPT_8_GPUS)
     assert launch.world_size == 8
     config, migration = loaded(launch, tmp_path, "model.vocab_size=50304")
@@ -298,7 +298,7 @@ def test_8_gpus_are_planned(tmp_path: Path) -> None:
     assert ("--use-distributed-optimizer") in [text for text, _ in migration.not_needed]
 
 
-def test_175b_is_planned(tmp_path: Path, every_key: None) -> None:
+def test_175b_is_planned(tmp_path, every_key):
     launch = find_launch(examples.GPT_175B)
     assert launch.world_size == 1024
     found = migrate(launch.arguments, launch.world_size)
@@ -315,7 +315,7 @@ TWO_KINDS = {"bert": (examples.BERT_345M, 334_723_458, 29056, 2), "t5": (example
 
 
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_bert_and_t5_are_planned(kind: str, tmp_path: Path) -> None:
+def test_bert_and_t5_are_planned(kind, tmp_path):
     script, parameters, rows, pp = TWO_KINDS[kind]
     launch = find_launch(script, ["ckpt"])
     found = migrate(launch.arguments, launch.world_size, program=launch.program)
@@ -331,7 +331,7 @@ def test_bert_and_t5_are_planned(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_bert_and_t5_are_rehearsed_at_their_size(kind: str, tmp_path: Path) -> None:
+def test_bert_and_t5_are_rehearsed_at_their_size(kind, tmp_path):
     launch = find_launch(TWO_KINDS[kind][0], [str(tmp_path / "ckpt")])
     found = migrate(launch.arguments, launch.world_size, program=launch.program)
     path, text = tmp_path / "run.toml", as_toml(found, title=kind, world_size=8)
@@ -340,7 +340,7 @@ def test_bert_and_t5_are_rehearsed_at_their_size(kind: str, tmp_path: Path) -> N
     assert main(["check", str(path), "--ranks", "8", "--memory", "80", *mock]) == 0
 
 
-def test_llama2_begins_with_its_weights_and_is_planned(tmp_path: Path) -> None:
+def test_llama2_begins_with_its_weights_and_is_planned(tmp_path):
     tuned = find_launch(f"MORE='{examples.FINETUNE}'\n{examples.LLAMA2}")
     refused = [line.split(":")[0] for line in migrate(tuned.arguments, 8).refused if VERSION not in line]
     assert refused == ["--use-checkpoint-args"]
@@ -352,7 +352,7 @@ def test_llama2_begins_with_its_weights_and_is_planned(tmp_path: Path) -> None:
     assert plan.num_parameters == 6_738_415_616 and config.model.position == "rope"
 
 
-def test_another_folder_is_continued_with_what_megatron_loads() -> None:
+def test_another_folder_is_continued_with_what_megatron_loads():
     switches = ("init_optimizer", "init_schedule", "init_data")
 
     def found(*words: str) -> dict[str, Any]:
@@ -370,7 +370,7 @@ def test_another_folder_is_continued_with_what_megatron_loads() -> None:
     assert not migrate(["--save", "new", "--no-load-optim", *BASE], 1).refused  # nothing is loaded there
 
 
-def test_keys_that_are_not_there_yet_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_are_not_there_yet_are_refused_by_name(monkeypatch):
     missing = "model.attention_dropout"
     monkeypatch.setattr("trainer.migrate.migrate.setting_problem", lambda name, value: "no" * (name == missing) or None)
     refused = migrate(BASE, 1).refused
@@ -378,7 +378,7 @@ def test_keys_that_are_not_there_yet_are_refused_by_name(monkeypatch: pytest.Mon
     assert not migrate([*BASE, "--attention-dropout", "0"], 1).refused  # what a version without the key does anyway
 
 
-def test_mock_data_waits_for_the_key_to_say_so(monkeypatch: pytest.MonkeyPatch, every_key: None) -> None:
+def test_mock_data_waits_for_the_key_to_say_so(monkeypatch, every_key):
     words = [word for word in BASE if word not in ("--data-path", "corpus")] + ["--mock-data"]
     for comment, refused in (
         ("a manifest", (f"--mock-data: {VERSION}: data.blend has no mock data",)),
@@ -389,7 +389,7 @@ def test_mock_data_waits_for_the_key_to_say_so(monkeypatch: pytest.MonkeyPatch, 
         assert migrate(words, 1).refused == refused
 
 
-def test_mock_data_is_mapped_and_the_run_can_start(tmp_path: Path) -> None:
+def test_mock_data_is_mapped_and_the_run_can_start(tmp_path):
     words = [word for word in BASE if word not in ("--data-path", "corpus")] + ["--mock-data", "--split", "99,1,0"]
     migration = migrate(words, 1)
     assert not migration.refused
@@ -403,7 +403,7 @@ def test_mock_data_is_mapped_and_the_run_can_start(tmp_path: Path) -> None:
     )
 
 
-def test_document_masks_are_mapped_where_both_flags_ask_for_them() -> None:
+def test_document_masks_are_mapped_where_both_flags_ask_for_them():
     masks = ["--reset-position-ids", "--reset-attention-mask"]
     migration = migrate([*BASE, *masks], 1)
     assert not migration.refused and settings([*BASE, *masks])["data.document_masks"] is True
@@ -411,7 +411,7 @@ def test_document_masks_are_mapped_where_both_flags_ask_for_them() -> None:
     assert migrate([*BASE, masks[0]], 1).refused
 
 
-def test_the_file_says_everything(every_key: None) -> None:
+def test_the_file_says_everything(every_key):
     found = migrate([*BASE, "--bf16", "--use-flash-attn", "--num-experts", "0x\n[run]"], 4)
     assert found.refused
     words = [*BASE, "--bf16", "--use-flash-attn", "--sgd-momentum", "0.5", "--tensorboard-dir", "a\n[run]\x1b"]
@@ -459,13 +459,13 @@ def test_the_file_says_everything(every_key: None) -> None:
         ),
     ],
 )
-def test_pipeline_stages_are_mapped(words: str, expected: dict[str, Any]) -> None:
+def test_pipeline_stages_are_mapped(words, expected):
     base = [*BASE, "--num-layers", "12", "--pipeline-model-parallel-size", "4", *shlex.split(words)]
     found = {key.removeprefix("mesh."): value for key, value in settings(base, 4).items()}
     assert {key: found[key] for key in expected} == expected
 
 
-def test_layers_that_cannot_be_cut_are_refused() -> None:
+def test_layers_that_cannot_be_cut_are_refused():
     words = [*BASE, "--num-layers", "12", "--pipeline-model-parallel-size", "4", "--decoder-last-pipeline-num-layers"]
     (problem,) = migrate([*words, "2"], 4).refused
     assert "12 layers cannot be split this way into 4 stages" in problem
@@ -492,7 +492,7 @@ def test_layers_that_cannot_be_cut_are_refused() -> None:
         ("Et*3|t*3|t*3|t*3L --num-virtual-stages-per-pipeline-rank 1", "refuses it together with --num-virtual"),
     ],
 )
-def test_a_layout_of_stages_that_is_not_there_is_refused(layout: str, reason: str) -> None:
+def test_a_layout_of_stages_that_is_not_there_is_refused(layout, reason):
     words = ["--num-layers", "12", "--pipeline-model-parallel-size", "4", "--pipeline-model-parallel-layout"]
     (problem,) = migrate([*BASE, *words, *layout.split(" ")], 4).refused
     assert problem.startswith("--pipeline-model-parallel-layout") and reason in problem
@@ -521,7 +521,7 @@ YARN_NUMBERS = [
 
 
 @pytest.mark.parametrize(("words", "expected", "factor"), YARN_NUMBERS)
-def test_yarn_has_megatrons_numbers(words: str, expected: list[float], factor: float, tmp_path: Path) -> None:
+def test_yarn_has_megatrons_numbers(words, expected, factor, tmp_path):
     migration = migrate([*BASE, *shlex.split(f"{YARN} {words}")], 1)
     assert not migration.refused
     path = tmp_path / "run.toml"
@@ -533,7 +533,7 @@ def test_yarn_has_megatrons_numbers(words: str, expected: list[float], factor: f
     assert frequencies(rope, 16).tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_yarn_lacks_is_refused() -> None:
+def test_what_yarn_lacks_is_refused():
     for word in ("--mscale 0.7", "--mscale-all-dim 1", "--no-yarn-correction-range-round-to-int"):
         (line,) = migrate([*BASE, *shlex.split(f"{YARN} --rotary-scaling-factor 4 {word}")], 1).refused
         assert line.startswith(word) and "here" in line
@@ -543,7 +543,7 @@ def test_what_yarn_lacks_is_refused() -> None:
     assert ("--rotary-percent 0.5", "no effect with the other arguments, in Megatron-LM or here") in idle.not_needed
 
 
-def test_all_checkpoints_are_kept_as_megatron_does_unless_it_deletes_some() -> None:
+def test_all_checkpoints_are_kept_as_megatron_does_unless_it_deletes_some():
     def kept(words: str) -> dict[str, Any]:
         found = migrate([*BASE, *words.split()], 1)
         assert not found.refused
@@ -566,7 +566,7 @@ def test_all_checkpoints_are_kept_as_megatron_does_unless_it_deletes_some() -> N
         assert text in line
 
 
-def test_the_scheduler_of_a_checkpoint_matters_only_where_a_run_goes_on_elsewhere() -> None:
+def test_the_scheduler_of_a_checkpoint_matters_only_where_a_run_goes_on_elsewhere():
     flag = "--use-checkpoint-opt_param-scheduler"
     for words in ([], ["--save", "a"], ["--save", "a", "--load", "a"]):
         found = migrate([*BASE, flag, *words], 1)
@@ -577,7 +577,7 @@ def test_the_scheduler_of_a_checkpoint_matters_only_where_a_run_goes_on_elsewher
     assert setting.value is True and "lengths of the checkpoint" in setting.note
 
 
-def test_an_iteration_of_a_checkpoint_is_chosen_by_its_folder() -> None:
+def test_an_iteration_of_a_checkpoint_is_chosen_by_its_folder():
     first = "checkpoint.init_from"
     assert settings([*BASE, "--load", "a", "--ckpt-step", "30"])[first] == "a/iter_0000030"
     assert settings([*BASE, "--load", "a", "--ckpt-step", "30", "--finetune"])[first] == "a/iter_0000030"
@@ -585,7 +585,7 @@ def test_an_iteration_of_a_checkpoint_is_chosen_by_its_folder() -> None:
     assert "continues with its newest checkpoint" in line
 
 
-def test_the_tokenizer_is_that_of_pretrain_gpt_where_none_is_named() -> None:
+def test_the_tokenizer_is_that_of_pretrain_gpt_where_none_is_named():
     without = [word for word in BASE if word not in ("--tokenizer-type", "GPT2BPETokenizer")]
     assert settings(without) == settings(BASE)
     wide = [*without, "--tensor-model-parallel-size", "8"]
@@ -599,7 +599,7 @@ def test_the_tokenizer_is_that_of_pretrain_gpt_where_none_is_named() -> None:
 
 
 @pytest.mark.parametrize("more", [["--decoder-seq-length", "8"], []])
-def test_without_a_name_the_tokenizer_of_bert_and_t5_is_no_gpt2s(more: list[str]) -> None:
+def test_without_a_name_the_tokenizer_of_bert_and_t5_is_no_gpt2s(more):
     """Their programs take BertWordPieceLowerCase, of which the manifest has the size."""
     without = [word for word in BASE if word not in ("--tokenizer-type", "GPT2BPETokenizer")]
     program = "pretrain_t5.py" if more else "pretrain_bert.py"
@@ -609,7 +609,7 @@ def test_without_a_name_the_tokenizer_of_bert_and_t5_is_no_gpt2s(more: list[str]
     assert named["model.vocab_size"] == 50304
 
 
-def test_the_history_of_fp8_is_megatrons() -> None:
+def test_the_history_of_fp8_is_megatrons():
     def found(words: str) -> tuple[Any, ...]:
         values = settings([*BASE, "--bf16", "--fp8-format", "hybrid", *words.split()])
         return tuple(values.get(f"precision.fp8_{key}") for key in ("amax_history_len", "amax_compute", "margin"))
@@ -619,7 +619,7 @@ def test_the_history_of_fp8_is_megatrons() -> None:
     assert found("--fp8-recipe tensorwise --fp8-margin 3") == (None, None, None)
 
 
-def test_a_learning_rate_of_their_own_for_embedding_and_head() -> None:
+def test_a_learning_rate_of_their_own_for_embedding_and_head():
     own = ["--min-lr", "1e-5", "--decoupled-lr", "5e-4"]
     values = settings([*BASE, *own])
     assert (values["optimizer.embedding_lr"], values["optimizer.embedding_min_lr"]) == (5e-4, 1e-5)
@@ -629,7 +629,7 @@ def test_a_learning_rate_of_their_own_for_embedding_and_head() -> None:
     assert "would not train the embedding and the head" in line
 
 
-def test_a_table_of_batch_sizes_and_the_schedules_that_count_samples() -> None:
+def test_a_table_of_batch_sizes_and_the_schedules_that_count_samples():
     table = ["--step-batch-size-schedule", "0:2", "256:4", "1K:8"]
     values = settings([*BASE, *table, "--lr-warmup-iters", "2"])
     assert values["train.batch_schedule"] == "0:2 256:4 1K:8" and values["train.global_batch"] == 8
@@ -647,7 +647,7 @@ def test_a_table_of_batch_sizes_and_the_schedules_that_count_samples() -> None:
     assert "thresholds that begin at 0" in line
 
 
-def test_what_may_stand_in_unknown_arguments_is_not_called_missing() -> None:
+def test_what_may_stand_in_unknown_arguments_is_not_called_missing():
     words = ["--num-layers", "2", "<SIZES>", "--bf16", "<DATA>", "--mup-base-head-dim", "4", "--lr-decay-style", "WSD"]
     lacking = "--mup-base-head-dim 4: no model here supports it; `mtrain config --key model` lists the settings"
     unclear = [f"{name} stands for arguments that are not known here; write them out" for name in ("<SIZES>", "<DATA>")]
@@ -656,13 +656,13 @@ def test_what_may_stand_in_unknown_arguments_is_not_called_missing() -> None:
     assert problem == "--save has a value that cannot be resolved here: <FOLDER>; write it out"
 
 
-def test_unknown_words_are_named_up_to_a_limit() -> None:
+def test_unknown_words_are_named_up_to_a_limit():
     refused = migrate([*BASE, *(f"--x{i}" for i in range(10_000))], 1).refused
     assert len(refused) == 11 and refused[-1].startswith("9990 more")
     assert len(migrate([*BASE, *(word for i in range(1000) for word in ("--seed", f"x{i}"))], 1).refused) == 1
 
 
-def test_mamba_and_hybrids_are_planned(tmp_path: Path) -> None:
+def test_mamba_and_hybrids_are_planned(tmp_path):
     """The hybrid of Megatron-LM's example, and the newer spelling, whose cuts are those of stages."""
     base = (
         "--num-layers 8 --hidden-size 256 --num-attention-heads 8 --group-query-attention --num-query-groups 2 "

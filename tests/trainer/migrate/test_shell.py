@@ -81,7 +81,7 @@ SAME_AS_BASH = [
 
 
 @pytest.mark.parametrize("script", SAME_AS_BASH)
-def test_as_bash_does(script: str) -> None:
+def test_as_bash_does(script):
     arguments = ["first one", "second"]
     show = "show() { for word in \"$@\"; do printf '%s\\0' \"$word\"; done; printf '\\n'; }\n"
     bash = subprocess.run(["bash", "-c", show + script, "x", *arguments], capture_output=True, text=True, check=True)
@@ -146,11 +146,11 @@ def test_as_bash_does(script: str) -> None:
         ("show <Specify path>_document", ["show", "<Specify_path>_document"]),
     ],
 )
-def test_what_is_not_known_becomes_a_word_of_its_own(script: str, expected: list[str]) -> None:
+def test_what_is_not_known_becomes_a_word_of_its_own(script, expected):
     assert read_commands(script)[-1] == expected
 
 
-def test_unknown_is_found_in_a_word() -> None:
+def test_unknown_is_found_in_a_word():
     assert unknown("a/<NAME>/b") == "<NAME>" and unknown("a b") is None
 
 
@@ -171,13 +171,13 @@ def test_unknown_is_found_in_a_word() -> None:
         ("fi", "`fi` without its `if`"),
     ],
 )
-def test_what_is_not_read_is_named_with_its_line(script: str, text: str) -> None:
+def test_what_is_not_read_is_named_with_its_line(script, text):
     with pytest.raises(ShellError) as caught:
         read_commands(script)
     assert text in str(caught.value)
 
 
-def test_lines_of_statements() -> None:
+def test_lines_of_statements():
     assert [(one.words[0], one.line) for one in split_statements("a \\\n b\nc 'd\ne'; f\ng")] == [
         ("a", 1),
         ("c", 3),
@@ -201,11 +201,11 @@ TENFOLD = "A=aaaaaaaaaa\n" + 9 * "A=$A$A$A$A$A$A$A$A$A$A\n"
         ("show $((" + "1+" * 5000 + "1))", "the limit of 1000"),
     ],
 )
-def test_what_a_script_can_grow_to_is_limited(script: str, limit: str) -> None:
+def test_what_a_script_can_grow_to_is_limited(script, limit):
     with pytest.raises(ShellError, match=limit):
         read_commands(script)
 
 
 @pytest.mark.parametrize("script", ["show ${" + "9" * 5000 + "}", "[ \u00b2 -gt 1 ] && A=1", "shift " + "9" * 5000])
-def test_numbers_that_are_none_of_bash_are_read_past(script: str) -> None:
+def test_numbers_that_are_none_of_bash_are_read_past(script):
     assert isinstance(read_commands(script), list)

@@ -115,7 +115,7 @@ def _of_one_rank(documents: bool) -> Any:
         pytest.param({"pp": 2, "stage_balance": "flops"}, 2, False, marks=SOAK),
     ],
 )
-def test_every_layout_has_the_gradients_of_one_rank(options: dict[str, Any], ranks: int, documents: bool) -> None:
+def test_every_layout_has_the_gradients_of_one_rank(options, ranks, documents):
     _, expected = _of_one_rank(documents)
     _, got = _whole(config_of(**options), ranks, documents)
     check_same_gradients(got, expected)
@@ -137,7 +137,7 @@ def _model(config: RunConfig, dtype: torch.dtype = torch.float64) -> Any:
 
 
 @pytest.mark.parametrize(("pattern", "tried"), [("MM", ScanSizes(8, 6)), ("**", None)])
-def test_kernels_are_chosen_for_the_sizes_of_mixers(pattern: str, tried: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_chosen_for_the_sizes_of_mixers(pattern, tried, monkeypatch):
     seen = []
 
     def chosen(*_: Any, scans: Any) -> Kernels:
@@ -166,7 +166,7 @@ def _same_gradients(model: Any, run: Any, expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("bounds", [[0, 3, 4, 5, 8, 12, 13, 20], [0, 1, 7, 16, 20]])
-def test_packed_documents_are_documents_alone(bounds: list[int]) -> None:
+def test_packed_documents_are_documents_alone(bounds):
     """Losses and gradients; bounds on and beside borders of chunks (4, 8, ...), and within the window."""
     model, draw = _model(config_of("MM*M")), torch.Generator().manual_seed(1)
     tokens_1S = torch.randint(0, 250, (1, bounds[-1]), generator=draw)
@@ -180,7 +180,7 @@ def test_packed_documents_are_documents_alone(bounds: list[int]) -> None:
     _same_gradients(model, together, gradients)
 
 
-def test_the_size_of_chunks_changes_nothing() -> None:
+def test_the_size_of_chunks_changes_nothing():
     tokens_BS = torch.randint(0, 250, (2, SEQUENCE), generator=torch.Generator().manual_seed(2))
     model = _model(config_of("MM"))
     expected = _losses(model, tokens_BS)
@@ -209,7 +209,7 @@ def _went_on(context: Any, config: RunConfig, root: Path) -> bool:
     return all(torch.equal(again.optimizer.state[name], x) for name, x in engine.optimizer.state.items())
 
 
-def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_training_goes_on_bit_for_bit(tmp_path):
     assert run_ranks(_went_on, 1, config_of(dtype="bf16"), tmp_path) == [True]
 
 
@@ -230,7 +230,7 @@ def _state(context: Any, config: RunConfig, root: Path) -> Any:
 
 
 @pytest.mark.soak
-def test_checkpoints_are_read_in_any_other_layout(tmp_path: Path) -> None:
+def test_checkpoints_are_read_in_any_other_layout(tmp_path):
     """The parts of a fused projection lie elsewhere on each number of tp ranks."""
     writer = config_of(tp=2, pp=2, sequence_parallel=True)
     expected = assemble([part for parts in run_ranks(_state, 4, writer, tmp_path) for part in parts])
@@ -241,7 +241,7 @@ def test_checkpoints_are_read_in_any_other_layout(tmp_path: Path) -> None:
             np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
-def test_initial_steps_and_decays_are_in_their_ranges() -> None:
+def test_initial_steps_and_decays_are_in_their_ranges():
     """softplus(dt_bias) in [dt_min, dt_max], but never below dt_floor; A in [1, 16]; the same on every tp rank."""
     config = config_of("MM", mixer={"num_heads": 64, "dt_floor": 5e-3})
     shape, table = family_of(config).shape(config, 250), dict[str, Tensor]()
@@ -263,7 +263,7 @@ def test_initial_steps_and_decays_are_in_their_ranges() -> None:
     assert conv.shape == (512, 1, 4) and 0.49 < float(conv.abs().max()) <= 0.5
 
 
-def test_numbers_of_mamba2_and_of_a_mixers_cost() -> None:
+def test_numbers_of_mamba2_and_of_a_mixers_cost():
     """Parameters and operations of the published 2.7B; a mixer's block counts by its own work in stages."""
     sizes = {"hidden_size": 2560, "num_layers": 64, "vocab_size": 50288, "tie_embeddings": True}
     section = MambaSection(pattern="M" * 64, num_groups=1, chunk_size=256)
@@ -278,7 +278,7 @@ def test_numbers_of_mamba2_and_of_a_mixers_cost() -> None:
     assert len({round(weight, 6) for weight in weights}) == 3 and sum(weights) == pytest.approx(3)
 
 
-def test_kept_bytes_are_those_that_a_plan_counts() -> None:
+def test_kept_bytes_are_those_that_a_plan_counts():
     """What four more layers add, without what the backward pass of one needs meanwhile."""
     once, twice = (
         config_of(pattern, dtype="fp32", mixer={"head_dim": 16}, model={"hidden_size": 64})
@@ -316,12 +316,12 @@ def test_kept_bytes_are_those_that_a_plan_counts() -> None:
         (config_of("MM", model={"num_heads": 5}), None),  # no layer has them
     ],
 )
-def test_bad_input_is_named(config: RunConfig, problem: str | None) -> None:
+def test_bad_input_is_named(config, problem):
     found = check(config, config.mesh.tp * config.mesh.cp, facts=None)
     assert any(problem in line for line in found) if problem else not found, found
 
 
-def test_layers_are_allocated_by_ratios() -> None:
+def test_layers_are_allocated_by_ratios():
     """As `hybrid_patterns.json` of the oracle, which tests/oracles/families.py compares whole."""
     assert allocated(10, attention=0.2, mlp=0.2) == "MMM*-M*MM-"
     assert allocated(24, attention=1 / 12, mlp=0.5) == "M-M-M--*M-M-M-M-*M--M-M-"
@@ -340,7 +340,7 @@ PUBLISHED = {  # elements of the tensors of presets
 
 
 @pytest.mark.parametrize("preset", [name for name, keys in PRESETS.items() if keys.get("family") == "mamba"])
-def test_presets_have_the_published_number_of_parameters(preset: str) -> None:
+def test_presets_have_the_published_number_of_parameters(preset):
     config = model_config({"preset": preset}, where="", context=4096)
     family, shape = family_of(config), family_of(config).shape(config, config.model.vocab_size or 0)
     assert num_elements(family.parameters(shape, Place())) == PUBLISHED[preset]

@@ -274,7 +274,7 @@ def _alone(config: RunConfig) -> RunConfig:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(3 * SOAK))
-def test_a_random_model_in_a_random_layout_is_that_of_one_rank(seed: int) -> None:
+def test_a_random_model_in_a_random_layout_is_that_of_one_rank(seed):
     config, ranks, documents = next(_valid(seed))
     changed = {
         (field.name, value)
@@ -312,7 +312,7 @@ ROWS: Mapping[str, Callable[..., list[Microbatch]]] = {
 @pytest.mark.scaled
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("seed", range(SOAK))
-def test_a_random_model_of_another_kind_in_a_random_layout_is_that_of_one_rank(seed: int, kind: str) -> None:
+def test_a_random_model_of_another_kind_in_a_random_layout_is_that_of_one_rank(seed, kind):
     """Padding is left out, too, where a GPU would."""
     config, ranks, documents = next(_valid(seed, kind))
     print(config, ranks)  # shown where it fails
@@ -371,7 +371,7 @@ def _read(context: Any, config: RunConfig, folder: Path) -> Any:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(SOAK))
-def test_a_checkpoint_of_a_random_model_is_read_in_another_layout(seed: int, tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_random_model_is_read_in_another_layout(seed, tmp_path):
     (config, ranks), (other, of_other) = _two_layouts(seed)
     print(config, ranks, other, of_other)  # shown where it fails
     saved = run_ranks(_saved, ranks, config, tmp_path)
@@ -463,7 +463,7 @@ def _reported(context: Any, config: RunConfig, limits: Mapping[int, SpikeLimits]
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(SOAK))
-def test_a_random_rule_updates_alike_in_two_layouts_one_after_the_other(seed: int, tmp_path: Path) -> None:
+def test_a_random_rule_updates_alike_in_two_layouts_one_after_the_other(seed, tmp_path):
     """Steps that are skipped as spikes, too; whatever a step can report is that of one rank."""
     ((config, ranks), (other, of_other)), drawn = _two_rules(seed)
     print(config, ranks, other, of_other, drawn)  # shown where it fails
@@ -534,7 +534,7 @@ def _generator(seed: int) -> tuple[RunConfig, int]:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(SOAK))
-def test_a_random_model_generates_what_whole_contexts_give(seed: int) -> None:
+def test_a_random_model_generates_what_whole_contexts_give(seed):
     config, ranks = _generator(seed)
     print(config.model, ranks)  # shown where it fails
     run_ranks(_generates, ranks, config, seed)

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,12 +169,12 @@ SOAK = pytest.mark.soak
         pytest.param({"tp": 2}, 2, "learned", marks=SOAK),
     ],
 )
-def test_padding_can_be_left_out_in_every_layout(options: dict[str, Any], ranks: int, form: str) -> None:
+def test_padding_can_be_left_out_in_every_layout(options, ranks, form):
     """Microbatches of other sizes: losses and every gradient, with dropout of the same features."""
     _same(options, ranks, form, 2, dropout=0.2)
 
 
-def test_logits_of_real_tokens_are_those_of_padded_rows() -> None:
+def test_logits_of_real_tokens_are_those_of_padded_rows():
     config = _config("relative")
     family, alone = family_of(config), {"tp": Group.single("tp")}
     shape = family.shape(config, config.model.vocab_size or 250)
@@ -194,7 +193,7 @@ def test_logits_of_real_tokens_are_those_of_padded_rows() -> None:
     assert got.shape == expected.shape and not torch.equal(got, expected)
 
 
-def test_a_decoder_longer_than_the_table_of_positions_is_refused() -> None:
+def test_a_decoder_longer_than_the_table_of_positions_is_refused():
     config = _config("learned")
     config = replace(config, data=replace(config.data, t5=replace(config.data.t5, decoder_length=2 * ENCODER)))
     config = replace(config, model=replace(config.model, max_position=ENCODER))
@@ -205,7 +204,7 @@ def test_a_decoder_longer_than_the_table_of_positions_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_presets_have_the_published_number_of_parameters(name: str) -> None:
+def test_presets_have_the_published_number_of_parameters(name):
     tables = {"run": {"folder": "x"}, "model": {"preset": name}, "data": {"blend": "mock"}, "optimizer": {"lr": 1e-3}}
     tables["train"] = {"sequence_length": 512, "global_batch": 8, "micro_batch": 1, "steps": 3}
     config, problems = parse_config(tables)
@@ -218,7 +217,7 @@ def test_presets_have_the_published_number_of_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", hf_models.TWO_STACKS)
-def test_the_original_form_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+def test_the_original_form_is_that_of_transformers(name, tmp_path):
     """Logits and every gradient, rows of several lengths, stacks of another depth; their norms compute in fp32."""
     transformers = pytest.importorskip("transformers")
     hf_models.save(name, tmp_path, dtype=torch.float64, tokens=False)
@@ -305,7 +304,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(
     "name", soaked(LAYOUTS, but=["tp, sequence parallel, selective", "pp in both, tp", "dp, sharded, full", "zb_v"])
 )
-def test_fp64_gradients_do_not_depend_on_the_layout(name: str) -> None:
+def test_fp64_gradients_do_not_depend_on_the_layout(name):
     ranks, form, options, model = LAYOUTS[name]
     _same(options, ranks, form, **model)
 
@@ -326,7 +325,7 @@ CUTS = {
 
 @pytest.mark.soak
 @pytest.mark.parametrize("form", ["relative", "learned"])
-def test_every_cut_of_both_stacks_in_every_schedule(form: str) -> None:
+def test_every_cut_of_both_stacks_in_every_schedule(form):
     """Two layers of the encoder and four of the decoder, cut anywhere."""
     expected_totals, expected_loss, expected = _whole(_config(form, layers=(2, 4)), 1)
     for name, mesh in CUTS.items():
@@ -337,7 +336,7 @@ def test_every_cut_of_both_stacks_in_every_schedule(form: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["t5", "t5_v1.1"])
-def test_a_model_of_transformers_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_a_model_of_transformers_comes_back_bit_for_bit(name, tmp_path):
     """Through our own format; a head is told by its tensor, and the first token of the decoder is kept."""
     pytest.importorskip("transformers")
     source = hf_models.save(name, tmp_path / "hf")

@@ -45,7 +45,7 @@ DECOUPLED = {
 
 
 @pytest.mark.parametrize("schedule", DECOUPLED)
-def test_the_rate_of_embedding_and_head_is_megatrons(schedule: Any) -> None:
+def test_the_rate_of_embedding_and_head_is_megatrons(schedule):
     own = {"embedding_lr": 4e-4, "embedding_min_lr": 2e-5, "wsd_decay": "exponential"}
     section = OptimizerSection(
         lr=1e-3,
@@ -69,7 +69,7 @@ def test_the_rate_of_embedding_and_head_is_megatrons(schedule: Any) -> None:
     [(0, 0.25), (1, 0.5), (2, 0.75), (3, 1.0), (4, 1.0), (6, 0.2 + 0.4 * (1 + math.sqrt(0.5))), (8, 0.6),
      (10, 0.2 + 0.4 * (1 - math.sqrt(0.5))), (12, 0.2), (99, 0.2)],
 )  # fmt: skip
-def test_cosine_by_hand(step: int, expected: float) -> None:
+def test_cosine_by_hand(step, expected):
     assert rate(step, COSINE, warmup=4, decay=12) == pytest.approx(expected, rel=1e-15)
 
 
@@ -84,27 +84,25 @@ def earlier_versions(step: int, lr: float, min_lr: float, *, warmup: int, decay:
 
 
 @given(st.integers(0, 50), st.integers(0, 200), st.floats(1e-9, 1e3), st.floats(0, 1), st.integers(0, 300))
-def test_the_default_is_bit_equal_to_earlier_versions(
-    warmup: int, decay: int, lr: float, low: float, step: int
-) -> None:
+def test_the_default_is_bit_equal_to_earlier_versions(warmup, decay, lr, low, step):
     section = OptimizerSection(lr=lr, min_lr=lr * low)
     expected = earlier_versions(step, lr, lr * low, warmup=warmup, decay=warmup + decay)
     assert rate(step, section, warmup=warmup, decay=warmup + decay) == expected
 
 
-def test_a_run_that_is_all_warmup() -> None:
+def test_a_run_that_is_all_warmup():
     section = OptimizerSection(lr=1.0)
     assert [rate(step, section, warmup=10, decay=10) for step in (0, 9, 10)] == [0.1, 1.0, 0.0]
 
 
-def test_a_warmup_that_starts_above_zero_and_one_that_counts_before_the_step() -> None:
+def test_a_warmup_that_starts_above_zero_and_one_that_counts_before_the_step():
     after = OptimizerSection(lr=1.0, init_lr=0.5)
     assert [rate(step, after, warmup=4, decay=9) for step in range(4)] == [0.625, 0.75, 0.875, 1.0]
     before = OptimizerSection(lr=1.0, init_lr=0.5, warmup_count="before")
     assert [rate(step, before, warmup=4, decay=9) for step in range(5)] == [0.5, 0.625, 0.75, 0.875, 1.0]
 
 
-def test_a_warmup_in_samples_counts_the_samples_of_the_step() -> None:
+def test_a_warmup_in_samples_counts_the_samples_of_the_step():
     section = OptimizerSection(lr=1.0, schedule="constant")
     by_samples = ScheduleLengths(counter="samples", warmup=10, decay=100, wsd_decay=0, weight_decay=0)
     steps = [(0, 0, 4), (1, 4, 4), (2, 8, 8), (3, 16, 8)]  # steps, samples, batch
@@ -119,7 +117,7 @@ def test_a_warmup_in_samples_counts_the_samples_of_the_step() -> None:
     st.tuples(st.floats(0, 1), st.floats(0, 1)),
     st.tuples(st.just(0.0) | st.floats(1e-3, 50), st.floats(1, 200), st.floats(0.01, 1)),
 )
-def test_a_rate_rises_in_the_warmup_and_falls_behind_it(schedule, shape, count, low, sizes) -> None:
+def test_a_rate_rises_in_the_warmup_and_falls_behind_it(schedule, shape, count, low, sizes):
     """Between init_lr and lr, then between lr and min_lr, for every schedule."""
     (init, least), (warmup, decay, share) = low, sizes
     section = OptimizerSection(
@@ -172,12 +170,12 @@ def compare(tables: dict[str, Any]) -> int:
     return rows
 
 
-def test_megatrons_tables(oracles) -> None:
+def test_megatrons_tables(oracles):
     tables = json.loads((oracles / "oracle" / "model" / "schedules.json").read_text())
     assert len(tables) == 25
     assert compare(tables) > 2000
 
 
-def test_numbers_worked_out_by_hand() -> None:
+def test_numbers_worked_out_by_hand():
     """The same comparison where the oracle is not at hand; tests/golden/README.md says where the numbers are from."""
     assert compare(json.loads(GOLDEN.read_text())) > 40

@@ -113,7 +113,7 @@ FORMS += [(case, "none") for case in ("cp 2, dp 2", "1f1b, tied", "zb_v, tied, r
 
 
 @pytest.mark.parametrize(("case", "sharding"), soaked(FORMS, but=[FORMS[0], *FORMS[3:-3:4], FORMS[-1]]))
-def test_gradients_equal_those_of_one_rank(case: str, sharding: str) -> None:
+def test_gradients_equal_those_of_one_rank(case, sharding):
     ranks, config = _layout(case, sharding)
     expected_totals, expected_loss, expected = _whole(_alone(case), 1)
     totals, evaluated, got = _whole(config, ranks)
@@ -191,7 +191,7 @@ OFTEN_LATE = [("dp 2", "parameters"), ("tp 2, dp 2", "none"), ("1f1b", "state"),
 
 
 @pytest.mark.parametrize(("case", "sharding"), soaked(LATE, but=OFTEN_LATE))
-def test_overlap_and_delays_change_no_bit(case: str, sharding: str) -> None:
+def test_overlap_and_delays_change_no_bit(case, sharding):
     """Communication waited for where it begins; then beside computation, with every rank late at random."""
     ranks, name, options = BITS[case]
     in_turn = run_ranks(_train, ranks, _config(name, dtype="fp32", sharding=sharding, **options, **OFF), None)
@@ -207,7 +207,7 @@ PRECISIONS = {
 
 
 @pytest.mark.parametrize("precision", soaked(PRECISIONS, but=["fp8"]))
-def test_forms_of_sharding_give_equal_bits_where_sums_have_one_order(precision: str) -> None:
+def test_forms_of_sharding_give_equal_bits_where_sums_have_one_order(precision):
     """With one microbatch; with several, sums over ranks and over microbatches change places."""
     runs = {
         sharding: run_ranks(
@@ -260,7 +260,7 @@ def _over_stale_memory(context: Any, config: RunConfig, stale: float) -> Any:
         pytest.param({"pp": 2, "schedule": "zb_v", "layers": 4}, id="zb_v"),
     ],
 )
-def test_what_memory_held_before_does_not_count(options: dict[str, Any], sharding: str) -> None:
+def test_what_memory_held_before_does_not_count(options, sharding):
     ranks, config = 2 * options.get("pp", 1), _config("gpt2", dtype="fp32", sharding=sharding, **options)
     zeros, other = (run_ranks(_over_stale_memory, ranks, config, stale) for stale in (0.0, float("nan")))
     _same_bits(zeros, other)
@@ -311,7 +311,7 @@ def _kept(context: Any, configs: list[RunConfig]) -> list[tuple[int, dict[str, A
 
 
 @pytest.mark.scaled
-def test_the_bytes_that_a_rank_keeps_are_those_of_the_table() -> None:
+def test_the_bytes_that_a_rank_keeps_are_those_of_the_table():
     ranks, cases = 4, list(itertools.product(BYTES, SHARDINGS))
     cases = cases if SOAK > 1 else cases[::3]  # each precision and each form of sharding
     configs = []
@@ -361,7 +361,7 @@ def _state(engine: Engine) -> list[Any]:
     return [(f"{n}/{a}", b, c) for n in state for a, b, c in logical(owns[n], state[n])]
 
 
-def test_each_form_of_sharding_continues_from_a_checkpoint_of_each_other(tmp_path: Path) -> None:
+def test_each_form_of_sharding_continues_from_a_checkpoint_of_each_other(tmp_path):
     """Of the same bits after two steps more, as each has one microbatch; under Muon."""
     config = {s: _config("gpt2", dtype="fp32", sharding=s, name="muon") for s in SHARDINGS}
     saved = {s: run_ranks(_saved, 4, config[s], tmp_path / s) for s in SHARDINGS}
@@ -456,7 +456,7 @@ ORDERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ORDERS)
-def test_communication_begins_at_the_borders_of_blocks_and_is_waited_for_where_it_is_needed(case: str) -> None:
+def test_communication_begins_at_the_borders_of_blocks_and_is_waited_for_where_it_is_needed(case):
     """Whole gradients are summed in the last backward pass, as blocks are complete, and sharded ones in each; whole
     parameters gathered after the update, in the order of use, and sharded ones a block ahead."""
     options, expected = ORDERS[case]
@@ -465,7 +465,7 @@ def test_communication_begins_at_the_borders_of_blocks_and_is_waited_for_where_i
 
 
 @pytest.mark.parametrize("sharding", ["state", "parameters"])
-def test_split_backward_passes_sum_in_their_second_half(sharding: str) -> None:
+def test_split_backward_passes_sum_in_their_second_half(sharding):
     config = _config("llama", sharding=sharding, pp=2, schedule="zb_h1")
     for events in run_ranks(_events, 4, config):
         sums = [number for number, event in enumerate(events) if event[0] == "s"]
@@ -493,7 +493,7 @@ def _poisoned(context: Any, config: RunConfig) -> tuple[bool, bool, bool]:
 
 
 @pytest.mark.parametrize("sharding", soaked(SHARDINGS, but=["none", "parameters"]))
-def test_what_is_infinite_in_one_ranks_runs_is_skipped_by_all(sharding: str) -> None:
+def test_what_is_infinite_in_one_ranks_runs_is_skipped_by_all(sharding):
     assert run_ranks(_poisoned, 4, _config("gpt2", sharding=sharding, tp=2)) == [(False, True, True)] * 4
 
 
@@ -531,7 +531,7 @@ def _peak(context: Any, config: RunConfig) -> tuple[int, int]:
     ],
     ids=str,
 )
-def test_the_estimate_of_whole_buckets_is_what_a_step_uses(ranks: int, options: dict[str, Any]) -> None:
+def test_the_estimate_of_whole_buckets_is_what_a_step_uses(ranks, options):
     for used, estimate in run_ranks(_peak, ranks, _config("llama", dtype="bf16", layers=4, **options)):
         assert 0.7 * estimate <= used <= 1.2 * estimate, "but for padding: buckets are small here"
 
@@ -553,7 +553,7 @@ def _own_step(context: Any, config: RunConfig) -> Any:
     return logical(engine.optimizer.owned, engine.optimizer.state["weight"])
 
 
-def test_a_step_of_a_users_own_is_the_same_under_each_form() -> None:
+def test_a_step_of_a_users_own_is_the_same_under_each_form():
     wholes = {
         sharding: assemble([p for parts in run_ranks(_own_step, 2, _config("gpt2", sharding=sharding)) for p in parts])
         for sharding in SHARDINGS

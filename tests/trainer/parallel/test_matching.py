@@ -19,7 +19,7 @@ def _join(axis: str, what: str) -> Entry:
     return Entry("join", axis, what)
 
 
-def test_ranks_of_a_random_program_come_to_their_ends() -> None:
+def test_ranks_of_a_random_program_come_to_their_ends():
     """Every rank runs one list over all axes; 4,096 ranks of it, or eight."""
     chance = random.Random(3)
     for mesh in (Mesh(8, 2, cp=2), Mesh(4096, 8, cp=2, pp=16)):
@@ -44,12 +44,12 @@ def test_ranks_of_a_random_program_come_to_their_ends() -> None:
         ([_join("tp", "a"), _join("tp", "b"), _join("tp", "c")], "rank 1 waits for ever for ranks 0 in c over tp"),
     ],
 )
-def test_lists_that_differ_are_named(second: list[Entry], problem: str) -> None:
+def test_lists_that_differ_are_named(second, problem):
     with pytest.raises(Mismatch, match=problem):
         match([[_join("tp", "a"), _join("tp", "b")], second], _groups(Mesh(2, 2)))
 
 
-def test_collectives_of_two_groups_that_wait_for_each_other() -> None:
+def test_collectives_of_two_groups_that_wait_for_each_other():
     """Each of the four joins what the next has not come to: no two differ in any group, and none goes on."""
     mesh = Mesh(4, 2)
     tp, dp = _join("tp", "t"), _join("dp", "d")
@@ -65,14 +65,14 @@ def _messages(kind: str, *names: str) -> list[Entry]:
     return [Entry(kind, LINK, name) for name in names]  # type: ignore[arg-type]
 
 
-def test_two_messages_of_one_name_are_two() -> None:
+def test_two_messages_of_one_name_are_two():
     """The tensors of one action may have equal shapes."""
     twice = ("table", "table")
     programs = [_messages("send", *twice), _messages("receive", *twice) + _messages("wait", *twice)]
     assert match(programs, PAIR).messages == 2
 
 
-def test_messages_are_taken_in_the_order_of_sending() -> None:
+def test_messages_are_taken_in_the_order_of_sending():
     sends, receives = _messages("send", "a", "b"), _messages("receive", "a", "b")
     waits = _messages("wait", "b", "a")
     assert match([sends, receives + waits], PAIR).messages == 2

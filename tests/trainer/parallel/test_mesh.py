@@ -45,7 +45,7 @@ def by_hand(mesh: Mesh, axis: str, place: Coordinates) -> object:
 
 
 @given(meshes())
-def test_groups_are_the_ranks_that_differ_in_the_axis_only(mesh: Mesh) -> None:
+def test_groups_are_the_ranks_that_differ_in_the_axis_only(mesh):
     places = [mesh.coordinates(rank) for rank in range(mesh.world_size)]
     for axis in AXES:
         expected: dict[object, list[int]] = {}
@@ -59,13 +59,13 @@ def test_groups_are_the_ranks_that_differ_in_the_axis_only(mesh: Mesh) -> None:
 
 
 @given(meshes())
-def test_ranks_are_laid_out_with_tp_fastest(mesh: Mesh) -> None:
+def test_ranks_are_laid_out_with_tp_fastest(mesh):
     for rank in range(mesh.world_size):
         tp, cp, dp, pp = mesh.coordinates(rank)
         assert rank == ((pp * mesh.dp + dp) * mesh.cp + cp) * mesh.tp + tp
 
 
-def test_a_small_grid_by_hand() -> None:
+def test_a_small_grid_by_hand():
     mesh = Mesh(8, 2, pp=2)
     assert mesh.dp == 2
     assert mesh.groups("tp") == ((0, 1), (2, 3), (4, 5), (6, 7))
@@ -74,7 +74,7 @@ def test_a_small_grid_by_hand() -> None:
     assert mesh.coordinates(6) == Coordinates(tp=0, cp=0, dp=1, pp=1)
 
 
-def test_a_grid_with_all_axes_by_hand() -> None:
+def test_a_grid_with_all_axes_by_hand():
     mesh = Mesh(48, 2, cp=2, pp=3, ep=2)
     assert mesh.dp == 4
     assert mesh.ranks_of("data", 17) == (17, 19, 21, 23, 25, 27, 29, 31)
@@ -83,19 +83,19 @@ def test_a_grid_with_all_axes_by_hand() -> None:
     assert mesh.ranks_of("ends", 3) == (3, 35) and mesh.ranks_of("ends", 19) == ()
 
 
-def test_experts_that_tp_ranks_do_not_share() -> None:
+def test_experts_that_tp_ranks_do_not_share():
     mesh = Mesh(8, 2, ep=4, etp=1)
     assert mesh.groups("ep") == mesh.groups("experts") == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert mesh.groups("etp") == tuple((rank,) for rank in range(8)) and mesh.ranks_of("edp", 5) == (1, 5)
 
 
 @pytest.mark.parametrize(("world", "tp", "pp"), [(3, 2, 1), (4, 2, 4), (0, 1, 1), (4, 0, 1)])
-def test_impossible_grids_are_refused(world: int, tp: int, pp: int) -> None:
+def test_impossible_grids_are_refused(world, tp, pp):
     with pytest.raises(UsageError, match=rf"{world} ranks cannot be divided into tp={tp} x cp=1 x pp={pp}"):
         Mesh(world, tp, pp=pp)
 
 
-def test_experts_divide_the_ranks_of_a_stage() -> None:
+def test_experts_divide_the_ranks_of_a_stage():
     with pytest.raises(
         UsageError, match=r"the 8 ranks of a stage \(tp x cp x dp\) cannot be divided into etp=2 x ep=3"
     ):

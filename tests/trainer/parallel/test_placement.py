@@ -20,16 +20,16 @@ STEP = {
 }
 
 
-def test_torchrun_says_the_place_of_a_rank() -> None:
+def test_torchrun_says_the_place_of_a_rank():
     assert find_placement(TORCHRUN) == Placement(rank=5, world_size=8, local_rank=1, local_world_size=4)
 
 
-def test_torchrun_wins_inside_a_slurm_job() -> None:
+def test_torchrun_wins_inside_a_slurm_job():
     place = find_placement({**STEP, **TORCHRUN})
     assert place is not None and place.rank == 5
 
 
-def test_a_rank_beyond_the_last_one_is_refused() -> None:
+def test_a_rank_beyond_the_last_one_is_refused():
     """It would wait for others until the end of run.join_minutes."""
     with pytest.raises(UsageError, match=r"rank 5 of 2\s+expected: a rank from 0 to 1"):
         find_placement(TORCHRUN | {"WORLD_SIZE": "2"})
@@ -38,14 +38,14 @@ def test_a_rank_beyond_the_last_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_ranks_of_mpirun_are_refused(name) -> None:
+def test_ranks_of_mpirun_are_refused(name):
     with pytest.raises(UsageError, match=rf"mpirun\s+found: {name}=4"):
         find_placement({name: "4"})
     assert find_placement({name: "1"}) is None
     assert find_placement(STEP | {name: "4"}) is not None, "srun sets it for MPI"
 
 
-def test_a_slurm_step() -> None:
+def test_a_slurm_step():
     assert find_placement(STEP) == Placement(
         rank=9,
         world_size=16,
@@ -58,7 +58,7 @@ def test_a_slurm_step() -> None:
     assert place is not None and place.init_method == "tcp://head:77"
 
 
-def test_the_script_of_a_slurm_job_is_alone() -> None:
+def test_the_script_of_a_slurm_job_is_alone():
     assert find_placement({}) is None
     script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1000"}
     assert find_placement(script) is None
@@ -77,11 +77,11 @@ def test_the_script_of_a_slurm_job_is_alone() -> None:
         ("", ""),
     ],
 )
-def test_the_hosts_of_a_nodelist(nodelist: str, hosts: str) -> None:
+def test_the_hosts_of_a_nodelist(nodelist, hosts):
     assert slurm_hosts(nodelist) == hosts.split()
 
 
-def test_ranks_are_on_the_hosts_in_blocks() -> None:
+def test_ranks_are_on_the_hosts_in_blocks():
     assert planned_hosts(STEP) == ["gpu003"] * 8 + ["gpu004"] * 8
     assert planned_hosts({"SLURM_STEP_NODELIST": "a[1-3]", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}) == [
         "a1", "a1", "a2", "a2", "a3",
@@ -90,11 +90,11 @@ def test_ranks_are_on_the_hosts_in_blocks() -> None:
 
 
 @pytest.mark.parametrize("value", ["x", "-1", ""])
-def test_a_variable_that_is_no_number_is_named(value: str) -> None:
+def test_a_variable_that_is_no_number_is_named(value):
     with pytest.raises(UsageError, match=f"variable RANK is not usable\n  found: '{value}'"):
         find_placement({**TORCHRUN, "RANK": value})
 
 
-def test_a_missing_variable_is_named() -> None:
+def test_a_missing_variable_is_named():
     with pytest.raises(UsageError, match="SLURM_NTASKS is not usable\n  found: nothing"):
         find_placement({"SLURM_PROCID": "0"})

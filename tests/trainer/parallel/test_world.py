@@ -33,7 +33,7 @@ from trainer.parallel.world import (
 )
 
 
-def test_without_a_launcher_one_rank_is_all() -> None:
+def test_without_a_launcher_one_rank_is_all():
     world = join_world(Mesh(1), placement=Placement(), device_type="cpu")
     assert (world.rank, world.world_size, world.is_main) == (0, 1, True)
     assert world.coordinates == Coordinates(0, 0, 0, 0)
@@ -41,19 +41,19 @@ def test_without_a_launcher_one_rank_is_all() -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_products_of_half_precision_are_summed_in_fp32() -> None:
+def test_products_of_half_precision_are_summed_in_fp32():
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True
     join_world(Mesh(1), placement=Placement(), device_type="cpu")
     assert matmul.allow_bf16_reduced_precision_reduction is matmul.allow_fp16_reduced_precision_reduction is False
 
 
-def test_a_mesh_of_another_size_is_our_fault() -> None:
+def test_a_mesh_of_another_size_is_our_fault():
     with pytest.raises(AssertionError, match="mesh of 2 in a world of 1"):
         join_world(Mesh(2), placement=Placement(), device_type="cpu")
 
 
-def test_a_meeting_place_that_cannot_be_had_is_told() -> None:
+def test_a_meeting_place_that_cannot_be_had_is_told():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = Placement(world_size=2, init_method=f"tcp://127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(ResourceError, match=r"rank 0 of 2 cannot join the others\n  found: .*address"):
@@ -61,7 +61,7 @@ def test_a_meeting_place_that_cannot_be_had_is_told() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "others"])
-def test_the_store_is_there_before_the_other_ranks_and_new_for_each_attempt(launcher: str, monkeypatch) -> None:
+def test_the_store_is_there_before_the_other_ranks_and_new_for_each_attempt(launcher, monkeypatch):
     """Of torchrun it outlives the ranks; otherwise rank 0 holds it, and waits for nobody."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -80,7 +80,7 @@ def test_the_store_is_there_before_the_other_ranks_and_new_for_each_attempt(laun
         assert not agents.check(["key"])
 
 
-def test_rank_0_that_does_not_start_is_named(monkeypatch) -> None:
+def test_rank_0_that_does_not_start_is_named(monkeypatch):
     """Under Slurm its process holds the store; torch's own message comes after ten minutes and does not name it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -95,7 +95,7 @@ def test_rank_0_that_does_not_start_is_named(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2, 7])
-def test_rank_0_that_ends_between_two_looks_is_named_also_by_another_machine(rank: int, monkeypatch) -> None:
+def test_rank_0_that_ends_between_two_looks_is_named_also_by_another_machine(rank, monkeypatch):
     """Something listens and is no store any more; rank 1 may be on the machine that is gone, too."""
     monkeypatch.setattr(worlds, "TOLD_S", 0.2)
 
@@ -113,7 +113,7 @@ def test_rank_0_that_ends_between_two_looks_is_named_also_by_another_machine(ran
     assert bool(told) == (rank != 2)
 
 
-def test_a_job_of_a_launcher_that_ended_on_purpose_does_not_start_again(monkeypatch) -> None:
+def test_a_job_of_a_launcher_that_ended_on_purpose_does_not_start_again(monkeypatch):
     """Whatever the number of its restarts; another job, and ranks without such a launcher, do."""
     for job in ("first", "second"):
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -133,7 +133,7 @@ def test_a_job_of_a_launcher_that_ended_on_purpose_does_not_start_again(monkeypa
         del agents
 
 
-def test_a_launcher_that_keeps_its_store_to_itself_does_not_start_such_a_job_again_either(tmp_path) -> None:
+def test_a_launcher_that_keeps_its_store_to_itself_does_not_start_such_a_job_again_either(tmp_path):
     """Its temporary folder lives as long as it; another launcher has another."""
     errors = [str(tmp_path / launcher / "attempt_0/1/error.json") for launcher in ("one", "other")]
     for path in errors:
@@ -148,7 +148,7 @@ def test_a_launcher_that_keeps_its_store_to_itself_does_not_start_such_a_job_aga
 
 
 @pytest.mark.parametrize("rank_0_first", [True, False])
-def test_a_launcher_that_starts_ranks_again_has_them_join_anew(rank_0_first: bool, monkeypatch) -> None:
+def test_a_launcher_that_starts_ranks_again_has_them_join_anew(rank_0_first, monkeypatch):
     """Its store keeps the keys of ranks that are gone, also of those that asked and never came."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -172,7 +172,7 @@ def test_a_launcher_that_starts_ranks_again_has_them_join_anew(rank_0_first: boo
     assert not agents.check(["key"])
 
 
-def test_a_variable_that_names_no_store_is_told(monkeypatch) -> None:
+def test_a_variable_that_names_no_store_is_told(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ResourceError, match=r"cannot join the others\n  found: the environment variable MASTER_ADDR"):
         open_store(Placement(world_size=2))
@@ -200,11 +200,11 @@ def late_body(context: RankContext, folder: Path) -> bool:
     return there.exists()
 
 
-def test_nobody_goes_on_before_all_have_come(tmp_path) -> None:
+def test_nobody_goes_on_before_all_have_come(tmp_path):
     assert run_ranks(late_body, 2, tmp_path) == [True, True]
 
 
-def test_each_rank_knows_its_axes() -> None:
+def test_each_rank_knows_its_axes():
     for rank, (tp, cp, dp, pp), axes in run_ranks(places_body, 4):
         assert (tp, cp, dp, pp) == (rank % 2, 0, rank // 2, 0)
         shared = dict.fromkeys(("dp", "data", "edp"), (2, dp))
@@ -230,7 +230,7 @@ def links_body(context: RankContext, ring: bool) -> dict[tuple[int, int], tuple[
 
 
 @pytest.mark.parametrize(("ranks", "ring"), [(2, True), (3, True), (4, False), (5, True)])
-def test_each_directed_link_has_its_own_messages(ranks: int, ring: bool) -> None:
+def test_each_directed_link_has_its_own_messages(ranks, ring):
     """An odd ring takes three rounds of making groups, and torch names them by how many a rank has made."""
     found = {link: got for each in run_ranks(links_body, ranks, ring) for link, got in each.items()}
     line = {(i, i + 1) for i in range(ranks - 1)} | ({(ranks - 1, 0)} if ring and ranks > 2 else set())
@@ -239,7 +239,7 @@ def test_each_directed_link_has_its_own_messages(ranks: int, ring: bool) -> None
         assert got == (10.0 * sender + receiver, 10.0 * sender + receiver + 0.5)
 
 
-def test_a_call_that_does_not_return_is_left_alone() -> None:
+def test_a_call_that_does_not_return_is_left_alone():
     held = threading.Event()
     assert not ended_within(0.01, partial(held.wait, 60))
     held.set()
@@ -267,6 +267,6 @@ def _left(context: RankContext) -> tuple[list[bool], bool]:
     return graph.groups_were_there, torch.distributed.is_initialized()
 
 
-def test_graphs_are_destroyed_before_the_communicators_that_they_recorded() -> None:
+def test_graphs_are_destroyed_before_the_communicators_that_they_recorded():
     """NCCL asks for this order."""
     assert run_ranks(_left, 2) == [([True], False)] * 2

@@ -42,7 +42,7 @@ def _run(context: Any) -> list[Any]:
     return [run_timed(world, schedule, costs, clock=Clock()) for schedule, costs in _cases()]
 
 
-def test_the_executor_takes_the_simulated_times() -> None:
+def test_the_executor_takes_the_simulated_times():
     """Every computation of every rank begins and ends at the simulated time; so the bubbles are those of the papers."""
     found = run_ranks(_run, RANKS)
     bubbles = {}

@@ -100,7 +100,7 @@ PADDED: dict[str, tuple[int, RunConfig]] = {
 
 
 @pytest.mark.parametrize("case", soaked(PADDED, but=["bert, pairs", "t5, one size", "t5, pp 2"]))
-def test_each_size_of_rows_without_padding_has_recordings(case: str) -> None:
+def test_each_size_of_rows_without_padding_has_recordings(case):
     ranks, config = PADDED[case]
     config = replace(config, kernels=KernelsSection(loss="plain", optimizer="plain"))
     most = 1 if case == "t5, one size" else MOST_SHAPES
@@ -140,7 +140,7 @@ def _trained_on_documents(context: Any, config: RunConfig, recorded: bool) -> An
 
 
 @pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.soak)])
-def test_documents_of_few_sizes_are_recorded(recompute: str) -> None:
+def test_documents_of_few_sizes_are_recorded(recompute):
     config = _config("llama", recompute=recompute)
     computed, replayed = (run_ranks(_trained_on_documents, 1, config, recorded) for recorded in (False, True))
     for (losses, state, _), (others, other_state, shapes) in zip(computed, replayed, strict=True):
@@ -166,7 +166,7 @@ def _trained_beside_short_rows(context: Any, recorded: bool) -> Any:
     return losses, recorder.recordings
 
 
-def test_what_a_computed_pass_leaves_in_the_memory_of_recordings_stays() -> None:
+def test_what_a_computed_pass_leaves_in_the_memory_of_recordings_stays():
     """Recordings that might write there are made anew."""
     ((computed, _),), ((replayed, recordings),) = (
         run_ranks(_trained_beside_short_rows, 1, way) for way in (False, True)
@@ -175,7 +175,7 @@ def test_what_a_computed_pass_leaves_in_the_memory_of_recordings_stays() -> None
     assert recordings == 2 * 4  # forward and backward of the first and of later microbatches, twice
 
 
-def test_a_recorded_function_is_not_replayed_with_or_without_another_tensor() -> None:
+def test_a_recorded_function_is_not_replayed_with_or_without_another_tensor():
     x = torch.ones(2)
     for recorded_with, given in ((x, None), (None, x)):
         function = RecordedFunction(lambda *given: given, (x, recorded_with), lane=TapeRecorder()())
@@ -208,7 +208,7 @@ OFTEN = ["one rank, fp8, full, beside", "dp 2, fp8", "zb_v, tied", "tp 2, sequen
 
 
 @pytest.mark.parametrize("case", soaked(LAYOUTS, but=OFTEN))
-def test_recorded_passes_give_the_same_bits(case: str) -> None:
+def test_recorded_passes_give_the_same_bits(case):
     ranks, name, options = LAYOUTS[case]
     config = _config(name, **{key: value for key, value in options.items() if key != "beside"})
     _check_the_same_bits(ranks, config, beside=options.get("beside", False))
@@ -222,7 +222,7 @@ def test_recorded_passes_give_the_same_bits(case: str) -> None:
         pytest.param(2, {"tp": 2, "sequence_parallel": True}, marks=pytest.mark.soak),
     ],
 )
-def test_recorded_passes_of_hybrids_give_the_same_bits(ranks: int, options: dict[str, Any]) -> None:
+def test_recorded_passes_of_hybrids_give_the_same_bits(ranks, options):
     """Without experts, whose plain products ask the host where an expert ends."""
     config = test_mamba.config_of("M-*M", dtype="fp32", **options)
     train, kernels = replace(config.train, global_batch=8), KernelsSection(loss="plain", optimizer="plain")

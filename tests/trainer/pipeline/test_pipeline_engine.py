@@ -75,7 +75,7 @@ OFTEN = ["1f1b, 4 stages, by hand, tied", "gpipe, balanced, dropout", "interleav
 
 
 @pytest.mark.parametrize("case", soaked(PIPELINES, but=OFTEN))
-def test_fp64_gradients_equal_those_of_one_rank(case: str) -> None:
+def test_fp64_gradients_equal_those_of_one_rank(case):
     ranks, name, options = PIPELINES[case]
     alone = {key: value for key, value in options.items() if key in ("dropout", "tied", "layers")}
     expected_totals, expected_loss, expected = _whole(_config(name, **alone), 1)
@@ -91,7 +91,7 @@ def _steps(context: Any, config: RunConfig) -> Any:
     return losses, logical(engine.optimizer.owned, engine.optimizer.state["weight"])
 
 
-def test_schedules_give_equal_bits() -> None:
+def test_schedules_give_equal_bits():
     """Gradients are summed in the order of microbatches in each of them."""
     runs = {}
     for schedule in ("1f1b", "gpipe", "zb_h1"):
@@ -105,7 +105,7 @@ def test_schedules_give_equal_bits() -> None:
             np.testing.assert_array_equal(others[name], values, err_msg=f"{schedule} {name}")
 
 
-def test_interleaved_stages_give_the_bits_of_as_many_ranks() -> None:
+def test_interleaved_stages_give_the_bits_of_as_many_ranks():
     """Four stages on two ranks and on four: gradients of each stage are summed in the order of microbatches in both."""
     found = {}
     for ranks, schedule in ((4, "1f1b"), (2, "interleaved"), (2, "zb_v")):
@@ -145,6 +145,6 @@ def _crossed(context: Any, config: RunConfig) -> str:
     return ""
 
 
-def test_crossed_messages_of_equal_shapes_are_an_error() -> None:
+def test_crossed_messages_of_equal_shapes_are_an_error():
     _, said = run_ranks(_crossed, 2, _config("llama", pp=2))
     assert "waited for 1RECV_F" in said and "was sent the message" in said

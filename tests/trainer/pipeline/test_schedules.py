@@ -26,7 +26,7 @@ SIZES = {"num_ranks": st.integers(1, 9), "num_microbatches": st.integers(0, 24),
 
 @examples(300)
 @given(st.sampled_from(SCHEDULES), st.fixed_dictionaries(SIZES))
-def test_every_possible_schedule_is_sound_and_every_other_is_refused(name: str, sizes: dict[str, int]) -> None:
+def test_every_possible_schedule_is_sound_and_every_other_is_refused(name, sizes):
     stages_each = sizes["chunks"] or default_chunks(name)
     if problem := impossible(name, **{**sizes, "chunks": stages_each}):
         with pytest.raises(ValueError, match=problem.split(",")[0]):
@@ -51,7 +51,7 @@ def _one_rank(schedule: Schedule) -> tuple[Action, ...]:
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.sampled_from(SCHEDULES))
-def test_forward_only_runs_on_every_placement(ranks: int, microbatches: int, name: str) -> None:
+def test_forward_only_runs_on_every_placement(ranks, microbatches, name):
     if impossible(name, num_ranks=ranks, chunks=default_chunks(name), num_microbatches=ranks):
         return
     stage_ranks = placement(name, ranks, chunks=default_chunks(name))
@@ -61,7 +61,7 @@ def test_forward_only_runs_on_every_placement(ranks: int, microbatches: int, nam
 
 
 @pytest.mark.parametrize("seed", soaked(range(10), but=[0, 1]))
-def test_a_mutated_schedule_is_refused_or_gives_the_same_numbers(seed: int) -> None:
+def test_a_mutated_schedule_is_refused_or_gives_the_same_numbers(seed):
     """Schedules with two actions exchanged, one dropped, or one repeated elsewhere."""
     chance = random.Random(seed)
     refused = 0
@@ -96,7 +96,7 @@ def _mutated(schedule: Schedule, chance: random.Random) -> Schedule:
     return replace(schedule, actions=tuple(map(tuple, lists)))
 
 
-def test_what_is_refused_as_stuck_does_not_run() -> None:
+def test_what_is_refused_as_stuck_does_not_run():
     """The interpreter is no rubber stamp: a schedule that waits for itself gives no numbers."""
     schedule = _lowered("1f1b", 2, 2)
     first = [action for action in schedule.actions[0] if str(action) != "0SEND_F0"]
@@ -107,7 +107,7 @@ def test_what_is_refused_as_stuck_does_not_run() -> None:
 
 @examples(20)
 @given(st.integers(2, 8), st.integers(1, 6), st.integers(2, 4))
-def test_bubbles_are_those_of_the_papers(p: int, rounds: int, v: int) -> None:
+def test_bubbles_are_those_of_the_papers(p, rounds, v):
     m = p * rounds + p  # enough to come to a steady state
     bubble = {name: simulate(_lowered(name, p, m), Costs.equal(_stages(name, p))).bubble for name in SCHEDULES}
     assert bubble["1f1b"] == pytest.approx((p - 1) / m)
@@ -123,7 +123,7 @@ def _stages(name: str, ranks: int) -> int:
 
 
 @given(st.integers(2, 6), st.integers(1, 3))
-def test_memory_is_that_of_the_papers(p: int, rounds: int) -> None:
+def test_memory_is_that_of_the_papers(p, rounds):
     m = p * (rounds + 1)
     peaks = {name: [peak_live(each) for each in _lowered(name, p, m).actions] for name in SCHEDULES}
     assert peaks["gpipe"] == [m] * p
@@ -134,7 +134,7 @@ def test_memory_is_that_of_the_papers(p: int, rounds: int) -> None:
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(2, 4), st.lists(st.floats(0.1, 3), min_size=8, max_size=8))
-def test_a_timeline_has_each_computation_once_and_in_order(name: str, p: int, costs: list[float]) -> None:
+def test_a_timeline_has_each_computation_once_and_in_order(name, p, costs):
     schedule = _lowered(name, p, 2 * p)
     given = Costs(forward=costs, inputs=costs[::-1], weights=costs, transfer=0.5)
     timeline = simulate(schedule, given)
@@ -151,7 +151,7 @@ def test_a_timeline_has_each_computation_once_and_in_order(name: str, p: int, co
     assert min(timeline.idle) >= -1e-9 and timeline.step >= max(s.stop for spans in timeline.spans for s in spans)
 
 
-def test_the_grid_by_hand() -> None:
+def test_the_grid_by_hand():
     timeline = simulate(_lowered("1f1b", 2, 2), Costs.equal(2))
     assert render_text(timeline, num_stages=2) == (
         "rank 0 | F0 F1 .  .  B0 -  .  B1 -\n"
@@ -160,7 +160,7 @@ def test_the_grid_by_hand() -> None:
     assert timeline.idle == (3.0, 3.0) and timeline.bubble == 0.5
 
 
-def test_the_picture_has_every_computation() -> None:
+def test_the_picture_has_every_computation():
     schedule = _lowered("zb_v", 2, 4)
     picture = ElementTree.fromstring(render_svg(simulate(schedule, Costs.equal(4))))
     titles = [element.text or "" for element in picture.iter() if element.tag.endswith("title")]

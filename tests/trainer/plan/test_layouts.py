@@ -343,7 +343,7 @@ def test_what_is_hidden_of_data_parallel_communication():
     assert seconds(computed=0.0) == pytest.approx(6 * second)
 
 
-def test_the_estimate_of_a_pipeline_has_its_bubble() -> None:
+def test_the_estimate_of_a_pipeline_has_its_bubble():
     """Stages of equal layers: the bubble of 1F1B beside messages that take no time is (p - 1) / m of the work."""
     config = _config(global_batch=32, micro_batch=1)
     config = dataclasses.replace(config, mesh=MeshSection(pp=2), model=dataclasses.replace(config.model, num_layers=8))
@@ -361,7 +361,7 @@ def test_the_estimate_of_a_pipeline_has_its_bubble() -> None:
 
 
 @pytest.mark.parametrize("count", [8, 16, 19, 40])
-def test_a_long_step_is_extended_from_shorter_ones(count: int) -> None:
+def test_a_long_step_is_extended_from_shorter_ones(count):
     from trainer.pipeline.simulate import Costs, simulate
 
     config = dataclasses.replace(_config(global_batch=64), mesh=MeshSection(pp=4))

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ RAMP = "2 2 24"  # 2 samples a step, then 4 and 6, to 8 from sample 24 on
 TABLE = "0:2 256:4 1K:8"  # tokens: 2 samples a step, 4 from sample 8 on, 8 from sample 31 on
 
 
-def test_a_run_in_each_unit() -> None:
+def test_a_run_in_each_unit():
     assert run_length(config().train).samples == 800
     assert run_length(config(train=NONE | {"samples": 807}).train).steps == 100
     assert run_length(config(train=NONE | {"tokens": 32 * 808 - 1}).train).steps == 100
@@ -34,7 +33,7 @@ def test_a_run_in_each_unit() -> None:
 
 
 @given(st.sampled_from(({}, {"batch_ramp": RAMP}, {"batch_schedule": TABLE})), st.integers(1, 300), st.integers(0, 40))
-def test_a_run_ends_at_its_length_wherever_it_goes_on(sizes: dict, amount: int, done: int) -> None:
+def test_a_run_ends_at_its_length_wherever_it_goes_on(sizes, amount, done):
     by_samples, by_steps = ({"steps": None, "samples": amount, **sizes}, {"steps": amount, **sizes})
     for train in (by_samples, by_steps):
         run = config(train=train, mesh={"tp": 1})
@@ -60,7 +59,7 @@ def test_a_run_ends_at_its_length_wherever_it_goes_on(sizes: dict, amount: int, 
         ({"weight_decay_schedule": "linear", "weight_decay_steps": 60}, {}, ("steps", 10, 100, 0, 60)),
     ],
 )
-def test_schedules_count_by_one_counter(optimizer: dict, train: dict, expected: tuple) -> None:
+def test_schedules_count_by_one_counter(optimizer, train, expected):
     found = schedule_lengths(config(optimizer=optimizer, train=train))
     assert (found.counter, found.warmup, found.decay, found.wsd_decay, found.weight_decay) == expected
 
@@ -69,7 +68,7 @@ SIZES = st.sampled_from(({}, {"batch_ramp": RAMP}, {"batch_schedule": TABLE}, {"
 
 
 @given(SIZES, st.integers(1, 60), st.integers(0, 30), st.integers(1, 60), st.booleans())
-def test_lengths_in_steps_among_lengths_in_samples(sizes: dict, steps: int, warmup: int, last: int, wsd: bool) -> None:
+def test_lengths_in_steps_among_lengths_in_samples(sizes, steps, warmup, last, wsd):
     """A slow loop over the steps says which samples they read."""
     own = {"schedule": "wsd", "wsd_decay_steps": last} if wsd else {"weight_decay_schedule": "linear"}
     lengths = {"warmup_steps": warmup, "weight_decay_steps": 0 if wsd else last}
@@ -87,7 +86,7 @@ def test_lengths_in_steps_among_lengths_in_samples(sizes: dict, steps: int, warm
     assert schedule_lengths(run).counter == "steps"
 
 
-def test_the_decay_of_wsd_begins_with_one_of_the_last_steps_of_a_table() -> None:
+def test_the_decay_of_wsd_begins_with_one_of_the_last_steps_of_a_table():
     train = {"steps": 20, "batch_schedule": "0:2 1K:8"}
     optimizer = {"schedule": "wsd", "warmup_steps": None, "warmup_samples": 4, "wsd_decay_steps": 10}
     run = config(train=train, optimizer=optimizer)
@@ -97,7 +96,7 @@ def test_the_decay_of_wsd_begins_with_one_of_the_last_steps_of_a_table() -> None
     assert any("wsd_decay_steps=21 is longer than the schedule, of 64" in p for p in check(longer, 2, facts=None))
 
 
-def test_a_blend_that_ends_is_compared_with_the_samples_that_the_steps_read() -> None:
+def test_a_blend_that_ends_is_compared_with_the_samples_that_the_steps_read():
     run, ends = config(train={"steps": 20, "batch_schedule": "0:2 1K:8"}), dataclasses.replace(FACTS, num_samples=64)
     assert check(run, 2, facts=ends) == []
     problems = check(run, 2, facts=dataclasses.replace(ends, num_samples=63))
@@ -105,14 +104,14 @@ def test_a_blend_that_ends_is_compared_with_the_samples_that_the_steps_read() ->
     assert len(problems) == 1 and problems[0].startswith(f"{expected}choose at most 19 steps")
 
 
-def test_a_length_in_steps_stands_for_the_samples_that_they_read() -> None:
+def test_a_length_in_steps_stands_for_the_samples_that_they_read():
     run = config(train={"batch_ramp": RAMP}, optimizer={"decay_samples": 400})
     assert schedule_lengths(run).warmup == batch_sizes(run.train).after(10)
     assert schedule_lengths(run).span(steps=3, samples=6, batch=2) == (6, 8)
     assert schedule_lengths(config()).span(steps=3, samples=6, batch=2) == (3, 4)
 
 
-def test_a_table_of_batch_sizes_is_megatrons(oracles: Path) -> None:
+def test_a_table_of_batch_sizes_is_megatrons(oracles):
     """Its tables, in tokens: the size of each step by the samples before it."""
     cases = json.loads((oracles / "oracle" / "sampler" / "cases.json").read_text())["schedules"]
     tables = [case for case in cases if "text" in case and "rows" in case and case["seq_length"]]
@@ -125,7 +124,7 @@ def test_a_table_of_batch_sizes_is_megatrons(oracles: Path) -> None:
     assert len(tables) == 2
 
 
-def test_a_table_of_batch_sizes_has_a_place_in_the_checks() -> None:
+def test_a_table_of_batch_sizes_has_a_place_in_the_checks():
     run = config(train={"batch_schedule": TABLE})
     assert training_samples(run.train) == 800 and check(run, 2, facts=None) == []
     falling = config(train={"batch_schedule": "0:16 3200:8"})
@@ -140,7 +139,7 @@ def test_a_table_of_batch_sizes_has_a_place_in_the_checks() -> None:
         assert any(text in problem for problem in problems), problems
 
 
-def test_a_schedule_of_its_own_length_may_be_longer_than_the_run() -> None:
+def test_a_schedule_of_its_own_length_may_be_longer_than_the_run():
     """As in short runs of Megatron-LM's: the run ends within its warmup."""
     run = config(optimizer={"warmup_steps": None, "warmup_fraction": 0.1, "decay_steps": 100_000})
     assert schedule_lengths(run).warmup == 10_000 and check(run, 2, facts=None) == []
@@ -250,7 +249,7 @@ def _twin(run: RunConfig) -> list[tuple[float, float, float]]:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(40 * SOAK))
-def test_the_rates_of_a_random_run_are_those_of_the_page(seed: int) -> None:
+def test_the_rates_of_a_random_run_are_those_of_the_page(seed):
     chance = random.Random(seed)
     run = next(drawn for drawn in iter(lambda: _scheduled(chance), None) if not check(drawn, 1, facts=None))
     print(run.train, run.optimizer)  # shown where it fails

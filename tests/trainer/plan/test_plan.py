@@ -50,7 +50,7 @@ def config(**changes: dict[str, Any]) -> RunConfig:
     return RunConfig(**sections)
 
 
-def test_derived_numbers_by_hand() -> None:
+def test_derived_numbers_by_hand():
     plan = make_plan(config(), 4, facts=FACTS)
     assert (plan.tp, plan.dp, plan.num_microbatches, plan.tokens_per_step) == (2, 2, 2, 256)
     assert (plan.head_dim, plan.heads_per_rank, plan.kv_heads_per_rank) == (16, 2, 1)
@@ -62,7 +62,7 @@ def test_derived_numbers_by_hand() -> None:
     assert plan.flops_per_token == 6 * plan.num_parameters + 12 * 2 * 64 * 32
 
 
-def test_heads_of_a_width_of_their_own() -> None:
+def test_heads_of_a_width_of_their_own():
     """What 4 heads of 24 features cost beside a stream of 66, which 4 does not divide."""
     plan = make_plan(config(model={"head_dim": 24, "hidden_size": 66, "ffn_hidden_size": 64}), 2, facts=FACTS)
     assert (plan.head_dim, plan.heads_per_rank, plan.kv_heads_per_rank) == (24, 2, 1)
@@ -81,15 +81,13 @@ def test_heads_of_a_width_of_their_own() -> None:
         ({"window": 8, "window_interval": 2}, (4, 20), 6 + 12),
     ],
 )
-def test_attention_is_counted_within_windows_and_documents(
-    model: dict[str, Any], documents: tuple[int, ...], attended: int
-) -> None:
+def test_attention_is_counted_within_windows_and_documents(model, documents, attended):
     """Two layers, rows of 32 tokens; tokens whose documents have 4 and 20 tokens are equally many."""
     plan = make_plan(config(model=model), 2, facts=dataclasses.replace(FACTS, document_lengths=documents))
     assert plan.flops_per_token == 6 * plan.num_parameters + 12 * 64 * attended
 
 
-def test_a_window_shortens_attention_by_the_published_numbers() -> None:
+def test_a_window_shortens_attention_by_the_published_numbers():
     """Mistral-7B at 32k tokens: 12 x 32 layers x 4096 x 4096 operations of attention a token, not x 32768."""
     mistral = config(
         mesh={"tp": 1},
@@ -110,7 +108,7 @@ def test_a_window_shortens_attention_by_the_published_numbers() -> None:
     assert short == 49_106_411_520
 
 
-def test_tables_that_are_only_looked_up_cost_no_operations() -> None:
+def test_tables_that_are_only_looked_up_cost_no_operations():
     plan = make_plan(config(model={"tie_embeddings": False, "position": "learned"}), 2, facts=FACTS)
     multiplied = plan.num_parameters - 1000 * 64 - 32 * 64
     assert plan.flops_per_token == 6 * multiplied + 12 * 2 * 64 * 32
@@ -126,17 +124,17 @@ def test_tables_that_are_only_looked_up_cost_no_operations() -> None:
         ({"activation": "gelu", "ffn_hidden_size": 100}, 100),
     ],
 )
-def test_the_inner_size_follows_from_the_activation_where_it_is_not_set(model: dict[str, Any], ffn: int) -> None:
+def test_the_inner_size_follows_from_the_activation_where_it_is_not_set(model, ffn):
     assert make_plan(config(model=model), 2, facts=FACTS).ffn_hidden_size == ffn
 
 
 @given(st.integers(1, 300_000), st.integers(1, 16))
-def test_padded_vocabulary_is_the_smallest_that_fits(vocab_size: int, tp: int) -> None:
+def test_padded_vocabulary_is_the_smallest_that_fits(vocab_size, tp):
     padded = padded_vocab_size(vocab_size, tp)
     assert padded % (128 * tp) == 0 and 0 <= padded - vocab_size < 128 * tp
 
 
-def test_padding_of_gpt2_as_megatron_pads_it() -> None:
+def test_padding_of_gpt2_as_megatron_pads_it():
     assert [padded_vocab_size(50257, tp) for tp in (1, 2, 8)] == [50304, 50432, 51200]
 
 
@@ -454,19 +452,19 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         ),
     ],
 )
-def test_each_rule_names_its_values_and_a_remedy(changes: dict[str, dict[str, Any]], world: int, text: str) -> None:
+def test_each_rule_names_its_values_and_a_remedy(changes, world, text):
     assert check(config(**changes), world, facts=FACTS) == [text]
     with pytest.raises(UsageError) as error:
         make_plan(config(**changes), world, facts=FACTS)
     assert text in str(error.value)
 
 
-def test_a_sound_configuration_has_no_problems() -> None:
+def test_a_sound_configuration_has_no_problems():
     assert check(config(), 4, facts=FACTS) == []
     assert check(config(), 4, facts=None) == []
 
 
-def test_the_data_says_whether_there_is_a_best_checkpoint_to_keep() -> None:
+def test_the_data_says_whether_there_is_a_best_checkpoint_to_keep():
     """data.valid and data.split do not say it: a blend may name validation sets."""
     best = dataclasses.replace(config(train={"eval_interval": 10}), checkpoint=CheckpointSection(keep_best=2))
     lacking = dataclasses.replace(FACTS, has_valid=False)
@@ -483,7 +481,7 @@ def test_the_data_says_whether_there_is_a_best_checkpoint_to_keep() -> None:
         ]
 
 
-def test_all_problems_come_at_once() -> None:
+def test_all_problems_come_at_once():
     broken = config(
         mesh={"tp": 3},
         optimizer={"warmup_steps": 101, "min_lr": 1.0},
@@ -503,7 +501,7 @@ def unknown(**known: Any) -> DataFacts:
     )
 
 
-def test_foreign_data_wants_a_vocabulary() -> None:
+def test_foreign_data_wants_a_vocabulary():
     assert check(config(), 2, facts=unknown()) == [
         "model.vocab_size is not set, and mix.json names no tokenizer; set model.vocab_size"
     ]
@@ -517,13 +515,13 @@ def test_foreign_data_wants_a_vocabulary() -> None:
     ]
 
 
-def test_without_data_a_plan_wants_a_vocabulary() -> None:
+def test_without_data_a_plan_wants_a_vocabulary():
     assert make_plan(config(model={"vocab_size": 300}), 2, facts=None).padded_vocab_size == 512
     with pytest.raises(UsageError, match=r"set model\.vocab_size"):
         make_plan(config(), 2, facts=None)
 
 
-def test_an_id_outside_its_own_tokenizer_is_told() -> None:
+def test_an_id_outside_its_own_tokenizer_is_told():
     problems = check(config(), 2, facts=dataclasses.replace(FACTS, largest_id=1000))
     assert problems == [
         "mix.json holds token id 1000, outside its tokenizer's 1000 entries; "
@@ -533,7 +531,7 @@ def test_an_id_outside_its_own_tokenizer_is_told() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [1 << 40, (1 << 62) + (1 << 40), (1 << 63) - 25])
-def test_a_size_of_any_kind_is_judged_without_counting_up_to_it(size: int) -> None:
+def test_a_size_of_any_kind_is_judged_without_counting_up_to_it(size):
     """Nothing is done once for each of 2^40 layers, ranks or features: these would not end."""
     sections = dataclasses.fields(RunConfig)
     keys = [(s.name, key) for s in sections for key, value in vars_of(getattr(config(), s.name)) if type(value) is int]

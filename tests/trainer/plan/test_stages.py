@@ -30,7 +30,7 @@ def _config(preset: str = "", *, batch: int = 8, layers: int = 8, **mesh: Any) -
     return replace(config, model=model, train=train, mesh=MeshSection(**mesh))
 
 
-def test_gpt2_large_at_tp_2_and_pp_2() -> None:
+def test_gpt2_large_at_tp_2_and_pp_2():
     plan = make_plan(_config("gpt2-large", tp=2, pp=2), 4, facts=None)
     assert plan.padded_vocab_size == 50432
     assert plan.parameters_per_stage == (210_753_280, 209_445_120)
@@ -47,7 +47,7 @@ def test_gpt2_large_at_tp_2_and_pp_2() -> None:
         ("gpt3-175b", 8, {"pp": 16}),
     ],
 )
-def test_the_pieces_of_all_ranks_are_the_model(preset: str, tp: int, mesh: dict[str, Any]) -> None:
+def test_the_pieces_of_all_ranks_are_the_model(preset, tp, mesh):
     """Each element once: those that several stages or tp ranks hold are counted in the first."""
     config = _config(preset, batch=mesh["pp"] * 2, tp=tp, **mesh)
     plan = make_plan(config, tp * mesh["pp"], facts=None)
@@ -71,9 +71,7 @@ PLACEMENTS = [(0,), (0, 1), (0, 1, 2), (0, 1, 0, 1), (0, 1, 1, 0), (0, 1, 2, 0, 
 
 
 @given(st.integers(1, 10), st.sampled_from(PLACEMENTS), st.floats(0, 3), st.floats(0, 12))
-def test_no_division_leaves_the_busiest_rank_less(
-    layers: int, stage_ranks: tuple[int, ...], embedding: float, head: float
-) -> None:
+def test_no_division_leaves_the_busiest_rank_less(layers, stage_ranks, embedding, head):
     """Against every division; with several stages a rank has their sum to do."""
     if len(stage_ranks) > layers:
         return
@@ -98,9 +96,7 @@ def test_no_division_leaves_the_busiest_rank_less(
     st.sampled_from([(0, 1), (0, 1, 2), (0, 1, 0, 1)]),
     st.floats(0, 6),
 )
-def test_blocks_of_several_kinds_are_divided_by_their_work(
-    weights: list[float], stage_ranks: tuple[int, ...], head: float
-) -> None:
+def test_blocks_of_several_kinds_are_divided_by_their_work(weights, stage_ranks, head):
     """Within half of the heaviest block, once it is moved, of the best division; never worse than equal numbers."""
 
     def most(split: tuple[int, ...]) -> float:
@@ -118,7 +114,7 @@ def test_blocks_of_several_kinds_are_divided_by_their_work(
     assert most(split) <= min(map(most, divisions)) + max(weights) + 1e-9
 
 
-def test_a_layer_with_a_window_counts_less_than_one_without() -> None:
+def test_a_layer_with_a_window_counts_less_than_one_without():
     config = _config(pp=2, stage_balance="flops")
     model = replace(config.model, window=64, window_interval=2)
     config = replace(config, model=model, train=replace(config.train, sequence_length=4096))
@@ -131,12 +127,12 @@ def test_a_layer_with_a_window_counts_less_than_one_without() -> None:
     assert block_weights(config, shape, document_lengths=(4096,)) == (1.0,) * 8
 
 
-def test_the_head_counts_in_layers() -> None:
+def test_the_head_counts_in_layers():
     plan = make_plan(_config("gpt2-large", pp=2, stage_balance="flops"), 2, facts=None)
     assert plan.pipeline.layers_per_stage == (20, 16), "the head is 3.2 layers"
 
 
-def test_the_embedding_counts_by_the_memory_that_it_moves() -> None:
+def test_the_embedding_counts_by_the_memory_that_it_moves():
     config = _config("gpt2", pp=3, stage_balance="flops")
     config = replace(config, train=replace(config.train, sequence_length=1024))
     shape, whole = make_plan(config, 3, facts=None).shape, {"document_lengths": (1024,)}
@@ -154,7 +150,7 @@ def test_the_embedding_counts_by_the_memory_that_it_moves() -> None:
     assert balanced_layers((1.0,) * 10, (0, 1, 2, 3), ends=(1.5, 2.0)) == (2, 4, 3, 1)
 
 
-def test_the_head_counts_beside_layers_by_what_they_attend_to() -> None:
+def test_the_head_counts_beside_layers_by_what_they_attend_to():
     """Of 8 layers every second has a window: they count as the mean of both kinds, whichever come first."""
     config = _config(pp=2, stage_balance="flops")
     config = replace(config, train=replace(config.train, sequence_length=4096))
@@ -207,14 +203,14 @@ def test_the_head_counts_beside_layers_by_what_they_attend_to() -> None:
         (3, {"pp": 2}, "3 ranks are not a multiple of mesh.tp=1 x mesh.pp=2; start 2 ranks, or"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(ranks: int, options: dict[str, Any], problem: str) -> None:
+def test_what_cannot_be_is_refused_with_what_can(ranks, options, problem):
     config = _config(**options)
     assert any(problem in found for found in check(config, ranks, facts=None)), check(config, ranks, facts=None)
     with pytest.raises(UsageError):
         make_plan(config, ranks, facts=None)
 
 
-def test_stages_that_a_schedule_does_not_have_are_one_problem() -> None:
+def test_stages_that_a_schedule_does_not_have_are_one_problem():
     """Fewer ranks would not help, and interleaved would need more layers: neither is advised."""
     config = _config(layers=4, pp=2, schedule="zb_v", virtual_pipeline=3)
     (problem,) = check(config, 4, facts=None)
@@ -233,25 +229,23 @@ def test_stages_that_a_schedule_does_not_have_are_one_problem() -> None:
         (8, {"pp": 8, "schedule": "interleaved", "batch": 4}, 'choose mesh.schedule="1f1b", or a deeper model'),
     ],
 )
-def test_fewer_stages_are_advised_only_where_the_batch_can_be_divided(
-    ranks: int, options: dict[str, Any], advice: str
-) -> None:
+def test_fewer_stages_are_advised_only_where_the_batch_can_be_divided(ranks, options, advice):
     config = _config(**options)
     assert any(advice in found for found in check(config, ranks, facts=None)), check(config, ranks, facts=None)
 
 
-def test_a_step_of_a_ramp_counts_as_a_batch() -> None:
+def test_a_step_of_a_ramp_counts_as_a_batch():
     config = _config(pp=16, batch=8)
     config = replace(config, train=replace(config.train, batch_ramp="1 1 56"))
     assert any("choose a deeper model" in found for found in check(config, 16, facts=None))
 
 
-def test_all_problems_come_at_once() -> None:
+def test_all_problems_come_at_once():
     problems = check(_config(pp=16, batch=7, schedule="interleaved", layers_per_stage=(1, 0)), 16, facts=None)
     assert len(problems) == 5
 
 
-def test_gpipe_keeps_more_than_1f1b() -> None:
+def test_gpipe_keeps_more_than_1f1b():
     from trainer.plan.memory import activation_bytes_per_stage
 
     held = {}

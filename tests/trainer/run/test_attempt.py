@@ -15,7 +15,6 @@ import pytest
 from mdata import UsageError
 from mdata.object_storage import stores
 from mdata.object_storage.uploading import put_if_unchanged
-from tests.helpers.object_server import ObjectServer
 from tests.helpers.runs import make_config
 from tests.trainer.run.one_rank import alone, curve, events
 from trainer.checkpoint.folder import whole_checkpoints
@@ -59,9 +58,7 @@ def at_step(step: int, action: Any) -> Any:
 
 
 @pytest.mark.parametrize("locks", ["missing", "lost"])
-def test_of_two_attempts_on_a_file_system_without_locks_the_older_one_ends(
-    locks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_attempts_on_a_file_system_without_locks_the_older_one_ends(locks, tmp_path, monkeypatch):
     """The lock call fails, or does nothing; the folder then holds the newer attempt's run and nothing of the older."""
     straight, config = run_in(tmp_path / "straight"), run_in(tmp_path / "run")
     alone(straight)
@@ -81,7 +78,7 @@ def test_of_two_attempts_on_a_file_system_without_locks_the_older_one_ends(
     assert [event["step"] for event in events(config, "saved")] == [2, 4, 5]
 
 
-def test_the_older_attempt_commits_no_checkpoint(tmp_path: Path) -> None:
+def test_the_older_attempt_commits_no_checkpoint(tmp_path):
     """It may come to one before it writes a line."""
     config = run_in(tmp_path)
     config = replace(config, run=replace(config.run, log_interval=5))
@@ -91,9 +88,7 @@ def test_the_older_attempt_commits_no_checkpoint(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("checkpoints/.step*"))
 
 
-def test_a_requeued_job_takes_the_folder_from_ranks_that_live_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_requeued_job_takes_the_folder_from_ranks_that_live_on(tmp_path, monkeypatch):
     """They hold the lock until they have seen the newer claim; another job is refused at once."""
     straight, config = run_in(tmp_path / "straight"), run_in(tmp_path / "run")
     alone(straight)
@@ -125,9 +120,7 @@ def test_a_requeued_job_takes_the_folder_from_ranks_that_live_on(
     assert curve(config) == curve(straight)
 
 
-def test_a_lock_that_nobody_gives_up_holds_a_requeued_job_for_a_while_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_nobody_gives_up_holds_a_requeued_job_for_a_while_only(tmp_path, monkeypatch):
     config = run_in(tmp_path)
     monkeypatch.setattr(fcntl, "flock", lambda fd, how: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
     monkeypatch.setattr(run_folder, "TAKE_OVER_S", 0.3)
@@ -143,9 +136,7 @@ def test_a_lock_that_nobody_gives_up_holds_a_requeued_job_for_a_while_only(
 
 
 @pytest.mark.parametrize("conditional", [True, False])
-def test_of_two_attempts_in_object_storage_the_older_one_ends(
-    conditional: bool, server: ObjectServer, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_attempts_in_object_storage_the_older_one_ends(conditional, server, bucket, tmp_path, monkeypatch):
     """On machines without a common disk; storage without conditional puts lets the last writer win."""
     monkeypatch.setattr(stores, "FIRST_WAIT_S", 0.01)
     if not conditional:
@@ -177,7 +168,7 @@ def ended_attempt(config: RunConfig) -> Attempt:
     return found
 
 
-def test_claims_are_counted_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_claims_are_counted_and_the_last_one_counts(tmp_path):
     first, second = this_attempt({}), this_attempt({})
     assert (claim(tmp_path, first), claim(tmp_path, second)) == (1, 2)
     second.check(tmp_path)
@@ -192,7 +183,7 @@ def test_claims_are_counted_and_the_last_one_counts(tmp_path: Path) -> None:
     first.check(tmp_path)  # names no newer attempt
 
 
-def test_claims_at_the_same_moment_leave_one_owner(tmp_path: Path) -> None:
+def test_claims_at_the_same_moment_leave_one_owner(tmp_path):
     attempts = [this_attempt({}) for _ in range(16)]
     threads = [threading.Thread(target=claim, args=(tmp_path, attempt)) for attempt in attempts]
     for thread in threads:
@@ -211,7 +202,7 @@ def test_claims_at_the_same_moment_leave_one_owner(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".attempt*"))
 
 
-def test_conditional_puts_number_claims_one_after_another(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conditional_puts_number_claims_one_after_another(bucket, monkeypatch):
     """Also for two that have read the same state."""
     root: Location = location_of(f"{bucket}/run")
     assert isinstance(root, ObjectFolder)
@@ -242,12 +233,12 @@ def test_conditional_puts_number_claims_one_after_another(bucket: str, monkeypat
         ({"TORCHELASTIC_RUN_ID": "a", "SLURM_JOB_ID": "7"}, {"TORCHELASTIC_RUN_ID": "a", "SLURM_JOB_ID": "7"}, True),
     ],
 )
-def test_only_the_same_job_started_again_takes_over(env: Any, before: Any, restarts: bool) -> None:
+def test_only_the_same_job_started_again_takes_over(env, before, restarts):
     assert this_attempt(env).restarts(this_attempt(before)) is restarts
     assert not this_attempt(env).restarts(None)
 
 
-def test_an_attempt_is_one_small_object_of_json(tmp_path: Path) -> None:
+def test_an_attempt_is_one_small_object_of_json(tmp_path):
     claim(tmp_path, this_attempt({"SLURM_JOB_ID": "7"}))
     assert json.loads((tmp_path / ATTEMPT).read_text()).keys() == {
         "attempt",

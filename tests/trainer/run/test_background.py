@@ -81,7 +81,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, number: int, action: Any) -> None:
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_saved_is_told_when_it_is_true(
     config_of, tmp_path, held_back, monkeypatch
-) -> None:
+):
     config = config_of(tmp_path / "run", interval=2)
     seen: list[Any] = []
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_is_told_before_the_lines_of_later_steps(config_of, tmp_pat
     assert told < next(place for place, line in enumerate(log.lines) if line.startswith(later))
 
 
-def test_what_is_saved_is_the_state_of_its_step(config_of, tmp_path, held_back, monkeypatch) -> None:
+def test_what_is_saved_is_the_state_of_its_step(config_of, tmp_path, held_back, monkeypatch):
     """Steps that are done while it is written do not get into it."""
     other = config_of(tmp_path / "other", background=False)
     held_back.set()
@@ -151,7 +151,7 @@ def test_what_is_saved_is_the_state_of_its_step(config_of, tmp_path, held_back, 
         assert first == second, step
 
 
-def test_a_second_save_waits_for_the_first_and_says_so(config_of, tmp_path, held_back, monkeypatch) -> None:
+def test_a_second_save_waits_for_the_first_and_says_so(config_of, tmp_path, held_back, monkeypatch):
     config = config_of(tmp_path / "run", interval=2)
     real = background.BackgroundSave.ended.fget
 
@@ -180,7 +180,7 @@ def failing_write(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(background, "write_part", write_part)
 
 
-def test_a_failure_ends_the_run_and_leaves_the_older_checkpoint(config_of, tmp_path, monkeypatch) -> None:
+def test_a_failure_ends_the_run_and_leaves_the_older_checkpoint(config_of, tmp_path, monkeypatch):
     config = config_of(tmp_path / "run")
     with monkeypatch.context() as patch:
         failing_write(patch, 2)
@@ -192,7 +192,7 @@ def test_a_failure_ends_the_run_and_leaves_the_older_checkpoint(config_of, tmp_p
     assert steps_saved(config) == [2, 4, 6]
 
 
-def test_a_failure_is_told_and_training_goes_on_if_it_may(config_of, tmp_path, monkeypatch) -> None:
+def test_a_failure_is_told_and_training_goes_on_if_it_may(config_of, tmp_path, monkeypatch):
     config = config_of(tmp_path / "run", on_failure="continue")
     with monkeypatch.context() as patch:
         failing_write(patch, 2)
@@ -207,7 +207,7 @@ def test_a_failure_is_told_and_training_goes_on_if_it_may(config_of, tmp_path, m
                 alone(other)
 
 
-def test_too_little_disk_is_said_before_training_and_before_a_save(config_of, tmp_path, monkeypatch) -> None:
+def test_too_little_disk_is_said_before_training_and_before_a_save(config_of, tmp_path, monkeypatch):
     from trainer.checkpoint import save
 
     usage = [1 << 40]
@@ -221,7 +221,7 @@ def test_too_little_disk_is_said_before_training_and_before_a_save(config_of, tm
     assert not (tmp_path / "other" / "metrics.jsonl").exists()
 
 
-def test_an_error_while_a_save_is_in_flight_lets_it_end(config_of, tmp_path, held_back, monkeypatch) -> None:
+def test_an_error_while_a_save_is_in_flight_lets_it_end(config_of, tmp_path, held_back, monkeypatch):
     config = config_of(tmp_path / "run")
 
     class Broken(Exception):
@@ -238,7 +238,7 @@ def test_an_error_while_a_save_is_in_flight_lets_it_end(config_of, tmp_path, hel
     assert latest_checkpoint(Path(config.run.folder, "checkpoints")).name == "step-2"
 
 
-def test_the_best_and_every_nth_are_kept(config_of, tmp_path) -> None:
+def test_the_best_and_every_nth_are_kept(config_of, tmp_path):
     config = config_of(tmp_path / "run", interval=1, keep=1, keep_every=4, keep_best=1)
     config = replace(config, train=replace(config.train, eval_interval=1))
     alone(config)
@@ -267,7 +267,7 @@ def _one_fails(context: Any, config: RunConfig) -> str:
 
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_what_one_rank_could_not_write_is_settled_by_all(policy: str, config_of, tmp_path) -> None:
+def test_what_one_rank_could_not_write_is_settled_by_all(policy, config_of, tmp_path):
     config = config_of(tmp_path / "run", on_failure=policy)
     messages = run_ranks(_one_fails, 2, config)
     if policy == "stop":
@@ -278,7 +278,7 @@ def test_what_one_rank_could_not_write_is_settled_by_all(policy: str, config_of,
     assert not list(Path(config.run.folder, "checkpoints").glob(".step-*"))
 
 
-def test_damage_is_passed_over_by_latest_valid(config_of, tmp_path) -> None:
+def test_damage_is_passed_over_by_latest_valid(config_of, tmp_path):
     config = config_of(tmp_path / "run")
     alone(config)
     straight = curve(config)
@@ -291,7 +291,7 @@ def test_damage_is_passed_over_by_latest_valid(config_of, tmp_path) -> None:
     assert curve(longer) == straight
 
 
-def test_a_run_that_has_ended_removes_what_a_kill_after_its_last_step_left(config_of, tmp_path) -> None:
+def test_a_run_that_has_ended_removes_what_a_kill_after_its_last_step_left(config_of, tmp_path):
     config = config_of(tmp_path / "run", keep=9)
     alone(config)
     checkpoints = Path(config.run.folder, "checkpoints")
@@ -306,7 +306,7 @@ KILLS = 50 * SOAK if SOAK > 1 else 4  # 1,000 in `make soak`
 
 @pytest.mark.scaled
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_any_time_goes_on_bit_for_bit(config_of, tmp_path) -> None:
+def test_a_run_that_is_killed_at_any_time_goes_on_bit_for_bit(config_of, tmp_path):
     """kill -9 at seeded moments with saves in flight at every step, again and again, until the run is done.
 
     In `make soak` many times more kills: a child is a fork, so that it costs no start of Python.

@@ -42,7 +42,7 @@ class Clock:
         return self.now
 
 
-def test_times_are_those_of_the_settings_and_of_slurm() -> None:
+def test_times_are_those_of_the_settings_and_of_slurm():
     assert not deadlines(NO_RUN, {}, began_s=0.0)
     run = replace(NO_RUN, exit_at="2026-11-26T18:00:00+01:00", exit_after=30.0)
     at, after, slurm = deadlines(run, {"SLURM_JOB_END_TIME": "1800000000"}, began_s=1000.0)
@@ -54,12 +54,12 @@ def test_times_are_those_of_the_settings_and_of_slurm() -> None:
 
 
 @pytest.mark.parametrize("text", ["18:00", "2026-11-26", "tomorrow", "2026-13-26 18:00", ""])
-def test_a_time_that_is_none_is_refused(text: str) -> None:
+def test_a_time_that_is_none_is_refused(text):
     (problem,) = time_problems(replace(NO_RUN, exit_at=text), now_s=0.0)
     assert problem.startswith(f'run.exit_at="{text}" is not a date and a time')
 
 
-def test_a_time_that_has_passed_is_refused() -> None:
+def test_a_time_that_has_passed_is_refused():
     """A run that is started again and again would never come further than a step."""
     run = replace(NO_RUN, exit_at="2026-11-26 18:00")
     at = parse_time("2026-11-26 18:00")
@@ -69,7 +69,7 @@ def test_a_time_that_has_passed_is_refused() -> None:
     assert not list(time_problems(NO_RUN, now_s=at))
 
 
-def test_a_limit_that_kills_leaves_time_for_the_save_and_two_steps() -> None:
+def test_a_limit_that_kills_leaves_time_for_the_save_and_two_steps():
     clock = Clock(step=0.0)
     times = EndTime([Deadline(1e9, "later"), Deadline(10_000.0, "limit", kills=True)], clock)
     for clock.now in (0.0, 50.0, 60.0):
@@ -91,9 +91,7 @@ def test_a_limit_that_kills_leaves_time_for_the_save_and_two_steps() -> None:
         ({}, {"SLURM_JOB_END_TIME": "4000000000"}, "the time limit of the Slurm job"),
     ],
 )
-def test_a_run_that_ends_at_its_time_goes_on_bit_for_bit(
-    run: dict[str, Any], env: dict[str, str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_at_its_time_goes_on_bit_for_bit(run, env, why, tmp_path, monkeypatch):
     straight, config = run_in(tmp_path / "straight"), run_in(tmp_path / "run", **run)
     alone(straight)
     now = parse_time("2026-11-26 18:00") - 170 if "exit_at" in run else 4000000000 - 350 if env else time.time()
@@ -125,14 +123,14 @@ def _clocks_that_differ(context: Any, config: RunConfig, stops: str) -> None:
         after_step.EndTime = EndTime  # type: ignore[misc]
 
 
-def test_the_clock_of_rank_0_ends_all_ranks_after_the_same_step(tmp_path: Path) -> None:
+def test_the_clock_of_rank_0_ends_all_ranks_after_the_same_step(tmp_path):
     config = run_in(tmp_path / "run", exit_after=2.5)
     run_ranks(_clocks_that_differ, 2, config, str(tmp_path))
     texts = {(tmp_path / rank).read_text() for rank in "01"}
     assert len(texts) == 1 and "after step 3 and its checkpoint" in texts.pop()
 
 
-def test_starts_without_progress_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starts_without_progress_are_counted(tmp_path, monkeypatch):
     """Those that came further are not, and neither is the refusal."""
     config = run_in(tmp_path, max_restarts=1)
 

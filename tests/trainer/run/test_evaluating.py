@@ -103,7 +103,7 @@ def alone(corpora: Path, run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", soaked(LAYOUTS, but=["pp 2, zb_v"]))
-def test_scores_are_those_of_one_rank(name: str, alone: list[dict[str, float]], corpora: Path, tmp_path: Path) -> None:
+def test_scores_are_those_of_one_rank(name, alone, corpora, tmp_path):
     ranks, mesh, sharding = LAYOUTS[name]
     run_ranks(_train, ranks, _config(corpora, tmp_path / "run", mesh, sharding=sharding))
     curve = [line["tasks"] for line in read_metrics(tmp_path / "run") if "tasks" in line]
@@ -111,9 +111,7 @@ def test_scores_are_those_of_one_rank(name: str, alone: list[dict[str, float]], 
         assert scores == pytest.approx(expected, rel=5e-3)  # their weights differ after 24 steps
 
 
-def test_each_checkpoint_is_scored_afterwards(
-    alone: list[dict[str, float]], run: Path, corpora: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_checkpoint_is_scored_afterwards(alone, run, corpora, capsys):
     task = ("--task", "perplexity", "--data", str(corpora / "mix.json"))
     assert main(["eval", str(run), "--all-checkpoints", *task, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["checkpoints"]
@@ -161,7 +159,7 @@ def _answered(context: RankContext, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     "mesh", [MeshSection(cp=2), pytest.param(MeshSection(pp=2), marks=pytest.mark.soak)], ids=["cp", "pp"]
 )
-def test_prompts_are_answered_while_a_run_trains(tmp_path: Path, mesh: MeshSection) -> None:
+def test_prompts_are_answered_while_a_run_trains(tmp_path, mesh):
     corpus, folder = make_chat(tmp_path), tmp_path / "run"
     run_ranks(_train, 2, _talking(folder, corpus, mesh))
     lines = read_metrics(folder)
@@ -175,7 +173,7 @@ def test_prompts_are_answered_while_a_run_trains(tmp_path: Path, mesh: MeshSecti
     assert "<h2>Answers</h2>" in page and all(f"<h3>{prompt}</h3>" in page for prompt in PROMPTS)
 
 
-def test_prompts_that_cannot_be_asked_are_named(corpora: Path, tmp_path: Path) -> None:
+def test_prompts_that_cannot_be_asked_are_named(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run")
     asked = replace(config, evaluate=EvaluateSection(prompts=("word " * 400,)))
     with pytest.raises(UsageError, match=r"prompt of another length\n.*tokens: 'word word"):
@@ -198,7 +196,7 @@ def test_prompts_that_cannot_be_asked_are_named(corpora: Path, tmp_path: Path) -
         open_data(replace(asked, data=replace(data, blend=str(mix))))
 
 
-def test_a_run_keeps_the_template_file_of_its_conversations(corpora: Path, tmp_path: Path) -> None:
+def test_a_run_keeps_the_template_file_of_its_conversations(corpora, tmp_path):
     """The file is gone when the run is asked."""
     file, text = tmp_path / "own.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
     file.write_text(text)
@@ -210,7 +208,7 @@ def test_a_run_keeps_the_template_file_of_its_conversations(corpora: Path, tmp_p
     assert template_of_run(tmp_path) == ("own.jinja", text)
 
 
-def test_tasks_that_cannot_be_read_are_named_before_the_run_starts(corpora: Path, tmp_path: Path) -> None:
+def test_tasks_that_cannot_be_read_are_named_before_the_run_starts(corpora, tmp_path):
     (tmp_path / "text").write_text("no JSON\n")
     with pytest.raises(UsageError, match="has 'squad=x'"):
         read_tasks(["squad=x"], tokenizer=True)

@@ -116,15 +116,15 @@ def _check_slow_rank(run: Path, rank: int, said: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS)), ids=KINDS)
-def test_a_fault_of_each_kind(seed: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_each_kind(seed, folder, capfd):
     _run(folder, seed, 0.2, capfd)
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS), 240))
-def test_a_fault_is_named_and_leaves_nothing(seed: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_is_named_and_leaves_nothing(seed, folder, capfd):
     _run(folder, seed, 0.2, capfd)
 
 
 @pytest.mark.parametrize("seed", range(1000, 1060))
-def test_a_fault_is_named_within_a_minute(seed: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_is_named_within_a_minute(seed, folder, capfd):
     _run(folder, seed, 4.0, capfd)

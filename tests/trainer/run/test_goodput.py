@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +53,7 @@ def histories(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any
 
 
 @given(histories(), st.booleans())
-def test_sums_are_those_of_the_twin(history: Any, background: bool) -> None:
+def test_sums_are_those_of_the_twin(history, background):
     events, lines = history
     tally = Tally(LENGTH, background=background)
     for sign in sorted([*events, *lines], key=lambda sign: float(sign["time_s"])):
@@ -63,7 +62,7 @@ def test_sums_are_those_of_the_twin(history: Any, background: bool) -> None:
     assert dataclasses.asdict(tally.goodput()) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_run_that_was_killed_and_went_back_says_what_it_lost(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_and_went_back_says_what_it_lost(tmp_path):
     """Each line has the share so far, the result and the report the whole; lost lines count that were put aside."""
     config = run_in(tmp_path)
     config = dataclasses.replace(config, checkpoint=CheckpointSection(interval=2, minutes=0.0, background=False))
@@ -94,14 +93,14 @@ def test_a_run_that_was_killed_and_went_back_says_what_it_lost(tmp_path: Path) -
     assert again.goodput is not None and again.goodput.starts == 1, "the lines before cannot be read"
 
 
-def test_it_is_said_in_a_line() -> None:
+def test_it_is_said_in_a_line():
     goodput = Goodput(wall_s=7200.0, kept_s=6480.0, lost_s=144.0, start_s=360.0, starts=3, lost_steps=1200)
     text = "goodput 90.0% of 2.0 h; lost steps 2.0%, starts 5.0%, other 3.0%; 3 starts, 1,200 steps lost"
     assert goodput.text() == text
     assert Tally(LENGTH).goodput().text() == "goodput 0.0% of 0.0 min; 0 starts, 0 steps lost"
 
 
-def test_files_of_older_versions_are_counted_as_far_as_they_tell(tmp_path: Path) -> None:
+def test_files_of_older_versions_are_counted_as_far_as_they_tell(tmp_path):
     lines = [{"step": 1, "time_s": 10.0, "consumed_samples": 4}, {"step": 2, "time_s": 12.0, "consumed_samples": 8}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     goodput = tally_of(tmp_path, LENGTH).goodput()

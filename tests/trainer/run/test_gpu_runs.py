@@ -111,7 +111,7 @@ PP2, TP2 = ("mesh.pp=2", "mesh.schedule=zb_v"), ("mesh.tp=2", "mesh.sequence_par
         pytest.param(("--nproc", "4", *TP2, *PP2, *GRAPHS), TWICE, id="tp 2, pp 2, graphs", marks=FOUR),
     ],
 )
-def test_a_run_that_is_killed_with_saves_in_flight_goes_on_bit_for_bit(tmp_path, layout, kills) -> None:
+def test_a_run_that_is_killed_with_saves_in_flight_goes_on_bit_for_bit(tmp_path, layout, kills):
     """kill -9 after some steps with a save at each; curve and state are those of a run that was left alone."""
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     _finish(straight, *layout)
@@ -124,7 +124,7 @@ def test_a_run_that_is_killed_with_saves_in_flight_goes_on_bit_for_bit(tmp_path,
     assert _state(killed).tensors == _state(straight).tensors
 
 
-def test_without_memory_the_error_names_what_was_held_and_which_keys_need_less(tmp_path) -> None:
+def test_without_memory_the_error_names_what_was_held_and_which_keys_need_less(tmp_path):
     process = _start(
         tmp_path / "run",
         "train.sequence_length=8192",
@@ -142,7 +142,7 @@ def test_without_memory_the_error_names_what_was_held_and_which_keys_need_less(t
 
 
 @TWO
-def test_ranks_with_graphs_of_collectives_end(tmp_path: Path) -> None:
+def test_ranks_with_graphs_of_collectives_end(tmp_path):
     """They once waited in destroy_process_group for the graph of the update, which nothing had destroyed."""
     graphs = ("--nproc", "2", "mesh.tp=2", "mesh.sequence_parallel=true", "kernels.cuda_graphs=on", "train.steps=5")
     process = _start(tmp_path / "run", *graphs)

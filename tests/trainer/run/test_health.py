@@ -44,7 +44,7 @@ def healthy(count: int = 8, **changed: Any) -> list[RankHealth]:
     return [*ranks[:5], replace(ranks[5], **changed), *ranks[6:]]
 
 
-def test_healthy_ranks_have_no_findings() -> None:
+def test_healthy_ranks_have_no_findings():
     assert findings(healthy(), {}) == []
     assert findings(healthy(), {"H100": medians_of(healthy())["H100"], "A100": {"copy_gbps": 1e9}}) == []
 
@@ -62,12 +62,12 @@ def test_healthy_ranks_have_no_findings() -> None:
         ({"setup": {"torch": "2.11", "data id": "abd"}}, "data id abd, and abc on most ranks", True),
     ],
 )
-def test_a_rank_that_is_off_is_named(changed: dict[str, Any], text: str, far: bool) -> None:
+def test_a_rank_that_is_off_is_named(changed, text, far):
     (finding,) = findings(healthy(**changed), {})
     assert finding == health.Finding(f"rank 5 on gpu1, cuda:1: {text}", far, "gpu1")
 
 
-def test_all_ranks_are_compared_with_earlier_starts() -> None:
+def test_all_ranks_are_compared_with_earlier_starts():
     stored = {"H100": {"matrix_tflops": 700.0, "link_gbps": 450.0, "free_gib": 900.0}}
     texts = [(finding.text, finding.far, finding.host) for finding in findings(healthy(), stored)]
     assert texts == [
@@ -85,7 +85,7 @@ def linked(rates: dict[tuple[int, int], float], num_ranks: int = 4) -> list[Rank
     return [replace(healthy()[0], rank=rank, host=f"gpu{rank}", links=links[rank]) for rank in range(num_ranks)]
 
 
-def test_slow_links_are_named_the_slowest_three_first() -> None:
+def test_slow_links_are_named_the_slowest_three_first():
     rates = dict.fromkeys(itertools.combinations(range(8), 2), 48.0)
     assert findings(linked(rates, 8), {}) == []
     rates |= {(0, 1): 20.0, (2, 3): 12.0, (4, 5): 40.0, (6, 7): 42.0}
@@ -98,7 +98,7 @@ def test_slow_links_are_named_the_slowest_three_first() -> None:
     assert findings(linked({(0, 1): 1.0}, 2), {}) == [], "nothing to compare it with"
 
 
-def test_a_host_that_is_slow_with_all_others_is_to_be_excluded() -> None:
+def test_a_host_that_is_slow_with_all_others_is_to_be_excluded():
     rates = {pair: 10.0 if 2 in pair else 48.0 for pair in itertools.combinations(range(6), 2)}
     *pairs, host = [finding for finding in findings(linked(rates, 6), {}) if finding.far]
     assert len(pairs) == health.SLOWEST and all(pair.host is None for pair in pairs)
@@ -106,7 +106,7 @@ def test_a_host_that_is_slow_with_all_others_is_to_be_excluded() -> None:
 
 
 @pytest.mark.parametrize("num_hosts", range(2, 10))
-def test_each_host_meets_each_other_once(num_hosts: int) -> None:
+def test_each_host_meets_each_other_once(num_hosts):
     turns = [health.host_pairs(num_hosts, turn) for turn in range(num_hosts - 1 + num_hosts % 2)]
     for pairs in turns:
         assert len({host for pair in pairs for host in pair}) == 2 * len(pairs) == num_hosts - num_hosts % 2
@@ -128,7 +128,7 @@ def _links(context: Any, hosts: list[str], delay_s: float) -> dict[int, float]:
         return health.measure_links(context.join(Mesh(context.world)), hosts)
 
 
-def test_a_slow_link_between_two_hosts_is_found() -> None:
+def test_a_slow_link_between_two_hosts_is_found():
     links = run_ranks(_links, 4, ["a", "b", "c", "d"], 0.2)
     assert [sorted(rates) for rates in links] == [[other for other in range(4) if other != rank] for rank in range(4)]
     slowest = min((rate, sorted((rank, other))) for rank, rates in enumerate(links) for other, rate in rates.items())
@@ -156,7 +156,7 @@ def _off(context: Any, config: RunConfig, clock_s: float) -> None:
 
 
 @pytest.mark.parametrize("policy", ["warn", "stop"])
-def test_a_slow_rank_is_told_or_ends_all_ranks_and_its_host_is_written_down(policy: str, tmp_path: Path) -> None:
+def test_a_slow_rank_is_told_or_ends_all_ranks_and_its_host_is_written_down(policy, tmp_path):
     config = run_in(tmp_path / "run", health=policy)
     folder = tmp_path / "run"
     run_ranks(_off, 2, config, 30.0)
@@ -174,9 +174,7 @@ def test_a_slow_rank_is_told_or_ends_all_ranks_and_its_host_is_written_down(poli
     assert not (folder / "metrics.jsonl").exists()
 
 
-def test_a_healthy_run_says_nothing_and_excludes_none_of_its_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_healthy_run_says_nothing_and_excludes_none_of_its_hosts(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "host1")
     (tmp_path / EXCLUDED).write_text("host1\nhost9\n")
     (tmp_path / FIGURES).write_text("no JSON")
@@ -202,6 +200,6 @@ def _measured(context: Any) -> dict[str, float]:
         return health._rates(context.join(Mesh(context.world)))
 
 
-def test_the_rates_are_those_of_the_work() -> None:
+def test_the_rates_are_those_of_the_work():
     rates = run_ranks(_measured, 2)
     assert rates[0] == rates[1] == pytest.approx({"matrix_tflops": 10.24e-6, "copy_gbps": 64e-6, "link_gbps": 64e-6})

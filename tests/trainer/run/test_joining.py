@@ -65,7 +65,7 @@ def _join(context: Any, case: str, folder: str, method: str = "") -> list[str]:
     return told
 
 
-def test_a_rank_that_stops_while_it_joins_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_stops_while_it_joins_is_named(tmp_path):
     """It was silent for ten ticks, in place of the ten minutes that torch waits for it."""
     began = time.monotonic()
     with pytest.raises(RankError):
@@ -79,7 +79,7 @@ def test_a_rank_that_stops_while_it_joins_is_named(tmp_path: Path) -> None:
         assert path.read_text().startswith(f"{lost}\n  found: rank 1 was last in join_world")
 
 
-def test_a_rank_that_never_comes_ends_the_others_after_the_time_of_the_run(tmp_path: Path) -> None:
+def test_a_rank_that_never_comes_ends_the_others_after_the_time_of_the_run(tmp_path):
     with pytest.raises(RankError):
         run_ranks(_join, 3, "never", str(tmp_path), timeout_s=60)
     stop_ranks()
@@ -89,7 +89,7 @@ def test_a_rank_that_never_comes_ends_the_others_after_the_time_of_the_run(tmp_p
         assert path.read_text().startswith("rank 1 of 3 did not start\n  found: nothing was heard of rank 1")
 
 
-def test_a_signal_ends_ranks_that_wait_inside_a_library_for_one_that_never_comes(tmp_path: Path) -> None:
+def test_a_signal_ends_ranks_that_wait_inside_a_library_for_one_that_never_comes(tmp_path):
     """The handler of the main thread would be called once torch gives up."""
     began = time.monotonic()
     with pytest.raises(RankError):
@@ -104,7 +104,7 @@ def test_a_signal_ends_ranks_that_wait_inside_a_library_for_one_that_never_comes
 
 
 @pytest.mark.parametrize("method", [pytest.param("file", marks=pytest.mark.soak), "tcp"])
-def test_a_rank_that_comes_late_is_named_and_waited_for(method: str, tmp_path: Path) -> None:
+def test_a_rank_that_comes_late_is_named_and_waited_for(method, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = f"tcp://127.0.0.1:{free.getsockname()[1]}" if method == "tcp" else ""
     told = run_ranks(_join, 3, "late", str(tmp_path), where)

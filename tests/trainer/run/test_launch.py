@@ -88,7 +88,7 @@ def run_body(rank_script: Callable[[str], tuple[str, Path]], body: str, nproc: i
     return reports
 
 
-def test_each_rank_gets_its_place(rank_script) -> None:
+def test_each_rank_gets_its_place(rank_script):
     body = """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     (folder / f"out-{rank}").write_text(" ".join(os.environ[name] for name in names))
@@ -106,7 +106,7 @@ def test_each_rank_gets_its_place(rank_script) -> None:
         ("KeyError('k')", RankFault, "rank 1: KeyError: 'k'"),
     ],
 )
-def test_the_error_of_a_rank_becomes_ours(rank_script, capfd, raised, kind, text) -> None:
+def test_the_error_of_a_rank_becomes_ours(rank_script, capfd, raised, kind, text):
     # The other rank complains of the lost connection a little later.
     body = f"""
     if rank == 1:
@@ -120,7 +120,7 @@ def test_the_error_of_a_rank_becomes_ours(rank_script, capfd, raised, kind, text
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_killed_rank_is_told(rank_script, capfd) -> None:
+def test_a_killed_rank_is_told(rank_script, capfd):
     body = """
     if rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_a_killed_rank_is_told(rank_script, capfd) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_rank_that_the_launcher_has_to_kill_is_not_the_cause(rank_script, monkeypatch) -> None:
+def test_a_rank_that_the_launcher_has_to_kill_is_not_the_cause(rank_script, monkeypatch):
     monkeypatch.setattr(launch_module, "LAUNCHER_PATIENCE_S", 0.5)
     body = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -147,7 +147,7 @@ def test_a_rank_that_the_launcher_has_to_kill_is_not_the_cause(rank_script, monk
 
 
 @pytest.mark.parametrize("code", [READER_GONE, 3])
-def test_a_rank_that_the_launcher_asks_to_stop_is_not_the_cause(rank_script, code) -> None:
+def test_a_rank_that_the_launcher_asks_to_stop_is_not_the_cause(rank_script, code):
     """It reports that, and the one that ended by itself reports nothing."""
     body = f"""
     if rank == 0:
@@ -161,7 +161,7 @@ def test_a_rank_that_the_launcher_asks_to_stop_is_not_the_cause(rank_script, cod
         run_body(rank_script, body)
 
 
-def test_a_rank_that_sigterm_ends_before_it_can_answer_is_told(rank_script) -> None:
+def test_a_rank_that_sigterm_ends_before_it_can_answer_is_told(rank_script):
     body = """
     if rank == 1:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -173,7 +173,7 @@ def test_a_rank_that_sigterm_ends_before_it_can_answer_is_told(rank_script) -> N
         run_body(rank_script, body)
 
 
-def test_a_stopped_rank_is_killed_as_soon_as_another_names_it(rank_script, tmp_path) -> None:
+def test_a_stopped_rank_is_killed_as_soon_as_another_names_it(rank_script, tmp_path):
     """It does not answer the launcher's SIGTERM, which waits half a minute for it."""
     body = """
     from trainer.run.launch import SilentRanksError, listen
@@ -203,7 +203,7 @@ os._exit(write_report(folder, error, rank=0))
 """
 
 
-def test_a_rank_that_names_others_kills_its_siblings_alone(tmp_path: Path) -> None:
+def test_a_rank_that_names_others_kills_its_siblings_alone(tmp_path):
     """Not itself, if it goes on and hears of it; nor a process that got the number of one that has ended."""
     with (
         subprocess.Popen(["sleep", "60"]) as sibling,
@@ -225,7 +225,7 @@ def test_a_rank_that_names_others_kills_its_siblings_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("call", ["rank._end(Path('no/folder'), error, rank=0)", "train._end(None, error)"])
-def test_the_watchdog_ends_a_rank_that_cannot_tell_why(call: str, tmp_path: Path) -> None:
+def test_the_watchdog_ends_a_rank_that_cannot_tell_why(call, tmp_path):
     """Its main thread waits for a lost rank: an exception in the watchdog's thread would end nothing."""
     code = (
         f"import sys, threading; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path\n"
@@ -237,7 +237,7 @@ def test_the_watchdog_ends_a_rank_that_cannot_tell_why(call: str, tmp_path: Path
     assert done.returncode == 5, done.stderr
 
 
-def test_a_rank_that_cannot_leave_a_report_prints_it(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_leave_a_report_prints_it(tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path\n"
         "from cli import mtrain_rank as rank\n"
@@ -247,7 +247,7 @@ def test_a_rank_that_cannot_leave_a_report_prints_it(tmp_path: Path) -> None:
     assert done.returncode == 5 and done.stderr.startswith("mtrain: error: x.bin: No space left on device\n  try: ")
 
 
-def test_signal_handlers_are_put_back(rank_script) -> None:
+def test_signal_handlers_are_put_back(rank_script):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     run_body(rank_script, "pass")
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
@@ -282,11 +282,11 @@ def lost(rank: int, time_s: float) -> RankReport:
         ([], {}, -1),
     ],
 )
-def test_the_first_cause(reports: list[RankReport], codes: dict[int, int], rank: int) -> None:
+def test_the_first_cause(reports, codes, rank):
     assert first_cause(reports, codes).rank == rank
 
 
-def test_a_report_is_read_as_written(tmp_path: Path) -> None:
+def test_a_report_is_read_as_written(tmp_path):
     assert write_report(tmp_path, StoppedError("later"), rank=3) == 75
     assert write_report(tmp_path, ValueError("broken"), rank=1) == 1
     assert write_report(tmp_path, KeyboardInterrupt(), rank=2) == 130
@@ -298,7 +298,7 @@ def test_a_report_is_read_as_written(tmp_path: Path) -> None:
     ]
 
 
-def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+def test_a_report_needs_no_torch(tmp_path):
     """A rank that is stopped while it imports torch cannot import it again, and has to write its report."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -378,7 +378,7 @@ def alive(pid: int) -> bool:
         pytest.param(signal.SIGTERM, 75, "mtrain: error: asked to stop\n", marks=pytest.mark.soak),
     ],
 )
-def test_a_stopped_command_leaves_no_rank(parent, number, code, text) -> None:
+def test_a_stopped_command_leaves_no_rank(parent, number, code, text):
     process, pids = parent
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
@@ -395,7 +395,7 @@ def test_a_stopped_command_leaves_no_rank(parent, number, code, text) -> None:
         (signal.SIGTERM, True, 5, "mtrain: error: no room for a checkpoint\n"),
     ],
 )
-def test_a_signal_is_handed_on_to_ranks_that_listen(parent, number, fails, code, text, tmp_path) -> None:
+def test_a_signal_is_handed_on_to_ranks_that_listen(parent, number, fails, code, text, tmp_path):
     """The command alone gets it; the ranks hear the same one and end by themselves, each in its time."""
     process, pids = parent
     reports = tmp_path / "reports"
@@ -409,7 +409,7 @@ def test_a_signal_is_handed_on_to_ranks_that_listen(parent, number, fails, code,
     assert not any(map(alive, pids))
 
 
-def test_a_killed_command_leaves_no_rank(parent) -> None:
+def test_a_killed_command_leaves_no_rank(parent):
     process, pids = parent
     process.kill()
     process.wait()
@@ -426,13 +426,13 @@ def test_a_killed_command_leaves_no_rank(parent) -> None:
         ({"tp": 2, "ep": 3, "etp": 1, "pp": 2}, 12),
     ],
 )
-def test_without_gpus_the_default_is_as_many_ranks_as_the_mesh_needs(mesh, ranks) -> None:
+def test_without_gpus_the_default_is_as_many_ranks_as_the_mesh_needs(mesh, ranks):
     import torch
 
     assert default_nproc(config(mesh=mesh)) == (torch.cuda.device_count() or ranks)
 
 
-def test_preflight_finds_the_problems_of_mesh_and_data_at_once(tmp_path: Path) -> None:
+def test_preflight_finds_the_problems_of_mesh_and_data_at_once(tmp_path):
     broken = config(mesh={"tp": 3}, data={"blend": str(tmp_path / "no-such.json")})
     with pytest.raises(UsageError) as error:
         preflight(ReadConfig(broken, []), 3, where="run.toml")
@@ -452,7 +452,7 @@ def _problems(tmp_path: Path, *words: str, kind: type[MdataError] = UsageError) 
     return [line[4:] for line in lines if line.startswith("  - ")] or [head.removeprefix("run.toml: ")]
 
 
-def test_wrong_values_hide_no_other_problem(tmp_path: Path) -> None:
+def test_wrong_values_hide_no_other_problem(tmp_path):
     """Of keys, of values, of the data and its sets, of folders and of rules between sections that have none."""
     gone, lost = tmp_path / "gone", tmp_path / "lost"
     blocked = tmp_path / "file"
@@ -481,11 +481,11 @@ def test_wrong_values_hide_no_other_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["train.micro_batch=0"], ["mesh.tp=0"], ["model.num_layers=x"], ["train.seq_length=9"]], ids=" ".join
 )
-def test_what_follows_from_a_wrong_value_is_no_problem_of_its_own(words: list[str], tmp_path: Path) -> None:
+def test_what_follows_from_a_wrong_value_is_no_problem_of_its_own(words, tmp_path):
     assert len(_problems(tmp_path, *words, "train.global_batch=8")) == 1
 
 
-def test_a_damaged_corpus_does_not_hide_other_problems(tmp_path: Path) -> None:
+def test_a_damaged_corpus_does_not_hide_other_problems(tmp_path):
     """All lost and damaged components of a blend, and what else is wrong; the exit code is that of damage."""
     made = make_mix(tmp_path, ("one", "two"))
     made["one"].write_text(made["one"].read_text().replace('"tokens"', '"tokenz"', 1))
@@ -497,13 +497,13 @@ def test_a_damaged_corpus_does_not_hide_other_problems(tmp_path: Path) -> None:
         mdata.open_blend(tmp_path / "mix.json")
 
 
-def test_sets_of_evaluation_are_no_problem_of_a_run_that_reads_none(tmp_path: Path) -> None:
+def test_sets_of_evaluation_are_no_problem_of_a_run_that_reads_none(tmp_path):
     words = (f"data.blend={tmp_path / 'gone'}", f'data.valid=["{tmp_path / "lost"}"]', "train.evaluate=false")
     (problem,) = _problems(tmp_path, *words, "train.global_batch=8")
     assert "gone: neither" in problem
 
 
-def test_a_checkpoint_that_does_not_fit_is_told_without_data(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_told_without_data(tmp_path):
     sound = config(run={"folder": str(tmp_path / "run")}, model={"vocab_size": 1000}, data={"blend": "mock"})
     sound = replace(sound, mesh=replace(sound.mesh, tp=1), train=replace(sound.train, steps=1))
     sound = replace(sound, optimizer=replace(sound.optimizer, warmup_steps=None))
@@ -522,7 +522,7 @@ def test_a_checkpoint_that_does_not_fit_is_told_without_data(tmp_path: Path) -> 
         (signal.SIGTERM, "rank 1 was stopped by SIGTERM\n  try: run the same command again to continue"),
     ],
 )
-def test_a_death_without_a_report_is_named_with_what_to_do(number: signal.Signals, text: str) -> None:
+def test_a_death_without_a_report_is_named_with_what_to_do(number, text):
     with pytest.raises((ResourceError, StoppedError)) as error:
         launch_module._raise(first_cause([], {1: -number}))
     assert str(error.value).startswith(text)

@@ -29,7 +29,7 @@ from trainer.run.metrics import MetricsWriter, read_metrics
 from trainer.run.resume import Done, Start
 
 
-def test_the_header_of_many_ranks_that_go_on() -> None:
+def test_the_header_of_many_ranks_that_go_on():
     config = sound(mesh={"sequence_parallel": True}, train={"steps": 2000, "global_batch": 1024})
     plan = make_plan(config, 8, facts=FACTS)
     start = Start(
@@ -43,7 +43,7 @@ def test_the_header_of_many_ranks_that_go_on() -> None:
     ]
 
 
-def test_the_header_of_a_new_run_on_one_rank() -> None:
+def test_the_header_of_a_new_run_on_one_rank():
     config = sound(mesh={"tp": 1})
     start = Start(done=Done(0, 0), folder=None, config=config, changes={}, notes=())
     first, second = header(config, make_plan(config, 1, facts=FACTS), start=start, device="cpu")
@@ -55,7 +55,7 @@ def test_the_header_of_a_new_run_on_one_rank() -> None:
     assert device_text(torch.device("cpu")) == f"cpu with {counted(torch.get_num_threads(), 'thread')}"
 
 
-def test_what_is_written_down_is_said(tmp_path) -> None:
+def test_what_is_written_down_is_said(tmp_path):
     said: list[str] = []
     with MetricsWriter(tmp_path, tell=said.append) as log:
         log.step(1, {"loss": 2.0})

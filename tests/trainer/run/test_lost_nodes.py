@@ -37,7 +37,7 @@ def started(folder: Path, env: dict[str, str], policy: str | None, **train_keys:
     return config
 
 
-def test_shrinking_keeps_the_batch_and_the_curve(tmp_path: Path) -> None:
+def test_shrinking_keeps_the_batch_and_the_curve(tmp_path):
     whole = run_in(tmp_path / "whole")
     alone(whole)
     config = started(tmp_path / "run", JOB, "shrink")
@@ -63,7 +63,7 @@ def test_shrinking_keeps_the_batch_and_the_curve(tmp_path: Path) -> None:
         assert after_lost_node(config, world_size, env=env, tell=told.append) is config
 
 
-def test_a_job_may_stop_wait_or_be_refused(tmp_path: Path) -> None:
+def test_a_job_may_stop_wait_or_be_refused(tmp_path):
     config = started(tmp_path, TORCHRUN, "stop")
 
     def lost(world_size: int = 1, env: dict[str, str] = TORCHRUN, **keys: Any) -> RunConfig:
@@ -88,9 +88,7 @@ def test_a_job_may_stop_wait_or_be_refused(tmp_path: Path) -> None:
     assert lost(on_lost_node=None).mesh.tp == 2, "not set: as it is"
 
 
-def test_a_number_of_ranks_that_does_not_divide_the_batch_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_of_ranks_that_does_not_divide_the_batch_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.run.lost_nodes.lost_ranks", lambda *_, **__: 1)
     config = replace(run_in(tmp_path, on_lost_node="shrink"), mesh=MeshSection(tp=1))
     with pytest.raises(UsageError, match=r"finds no layout for them that keeps train\.global_batch\n.*=4") as refused:

@@ -76,7 +76,7 @@ def _alone(folder: Path) -> Any:
     return _run(folder, 1, their_config(folder, loss_average="megatron", micro_batch=2))
 
 
-def test_every_layout_of_the_file_is_here(oracles: Path) -> None:
+def test_every_layout_of_the_file_is_here(oracles):
     told = json.loads((oracles / "oracle" / "model" / "parallel.json").read_text())
     assert {*LAYOUTS, INTERLEAVED} == set(told)
     for name, (ranks, mesh) in LAYOUTS.items():
@@ -87,7 +87,7 @@ def test_every_layout_of_the_file_is_here(oracles: Path) -> None:
 
 @pytest.mark.parametrize("name", soaked(LAYOUTS, but=["dp2_distopt", "tp2_pp2_dp1_sp"]))
 @pytest.mark.parametrize("case", soaked(["case_gpt2", "case_llama"], but=["case_llama"]))
-def test_losses_and_gradients_of_a_layout(oracles: Path, case: str, name: str) -> None:
+def test_losses_and_gradients_of_a_layout(oracles, case, name):
     folder = oracles / "oracle" / "model" / case
     ranks, config = _config(folder, name)
     told = json.loads((folder.parent / "parallel.json").read_text())[name][case]
@@ -128,7 +128,7 @@ def _first_step(context: Any, folder: Path, config: RunConfig) -> tuple[float, f
     return report.read().loss, report.read().grad_norm
 
 
-def test_the_first_step_of_two_interleaved_stages(oracles: Path) -> None:
+def test_the_first_step_of_two_interleaved_stages(oracles):
     """Chunk v of rank r has layer 2 v + r; both neighbours are one rank, where batched sends and receives are wrong."""
     folder = oracles / "oracle" / "model" / "case_llama"
     told = json.loads((folder.parent / "parallel.json").read_text())[INTERLEAVED]

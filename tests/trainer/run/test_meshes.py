@@ -130,7 +130,7 @@ def _name(row: Row) -> str:
     return "-".join([f"tp{tp}", f"cp{cp}", f"pp{pp}", f"dp{dp}", *chosen, *words])
 
 
-def test_the_cover_is_of_pairs_and_every_row_can_run() -> None:
+def test_the_cover_is_of_pairs_and_every_row_can_run():
     assert len(MESHES) == 4 + 10 + 20 and len(ROWS) < 170
     assert not [problem for row in ROWS for problem in check(_config(row), _ranks(row), facts=None)]
     pairs = {(row["mesh"], row["schedule"]) for row in ROWS}
@@ -138,30 +138,30 @@ def test_the_cover_is_of_pairs_and_every_row_can_run() -> None:
 
 
 @pytest.mark.parametrize("row", soaked(SMALL, but=SMALL[::2]), ids=_name)
-def test_gradients_of_a_few_rows(row: Row) -> None:
+def test_gradients_of_a_few_rows(row):
     _check_gradients(row)
 
 
 @pytest.mark.parametrize("row", SMALL[2:3], ids=_name)
-def test_losses_of_a_few_rows(row: Row) -> None:
+def test_losses_of_a_few_rows(row):
     _check_losses(row, steps=8)  # of twenty those of test_parallel.py are compared, and all rows of the cover by soak
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", ROWS, ids=_name)
-def test_gradients_of_every_row(row: Row) -> None:
+def test_gradients_of_every_row(row):
     _check_gradients(row)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", ROWS, ids=_name)
-def test_losses_of_every_row(row: Row) -> None:
+def test_losses_of_every_row(row):
     _check_losses(row)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", [row for row in ROWS if _ranks(row) > row["mesh"][0] * row["mesh"][2]], ids=_name)
-def test_overlap_and_delays_change_no_bit_of_any_row_with_data_parallel_ranks(row: Row) -> None:
+def test_overlap_and_delays_change_no_bit_of_any_row_with_data_parallel_ranks(row):
     """Weights after three steps: communication in turn, and overlapped with every rank late at random."""
     config, ranks = _config(row, dtype="fp32"), _ranks(row)
     in_turn, overlapped = (

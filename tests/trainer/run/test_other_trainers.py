@@ -116,7 +116,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
 
 
 @pytest.mark.parametrize("case", RATES)
-def test_losses_are_those_of_the_other_trainer(case: Case, starts: Starts, tmp_path: Path) -> None:
+def test_losses_are_those_of_the_other_trainer(case, starts, tmp_path):
     golden = json.loads(GOLDEN.read_text())["cases"][case]
     config = config_of(case, starts, tmp_path)
     assert rows_hash(config) == golden["rows"], "made with other rows"

@@ -36,7 +36,7 @@ def _config(folder: Path, **changes: Any) -> RunConfig:
     return replace(config, model=model, mesh=mesh, train=replace(config.train, micro_batch=1))
 
 
-def test_a_run_goes_on_in_every_layout(tmp_path: Path) -> None:
+def test_a_run_goes_on_in_every_layout(tmp_path):
     """A tied model; from one rank to two stages, to a V of four, and back: one curve."""
     alone = _curve(_config(tmp_path / "alone"), 1)
     folder = tmp_path / "changing"
@@ -75,7 +75,7 @@ def _lost(context: Any, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["dies", "hangs"])
-def test_a_lost_peer_is_named_with_the_message(how: str) -> None:
+def test_a_lost_peer_is_named_with_the_message(how):
     with pytest.raises(RankError) as error:
         run_ranks(_lost, 2, how)
     text = str(error.value)

@@ -41,7 +41,7 @@ def _train(context, config):
 
 
 @pytest.mark.slow
-def test_norm_and_zeros_do_not_depend_on_the_layout(tmp_path: Path) -> None:
+def test_norm_and_zeros_do_not_depend_on_the_layout(tmp_path):
     measures = {"log_params_norm": True, "log_num_zeros": True}
     alone(run_in(tmp_path / "one", **measures))
     two = run_in(tmp_path / "two", **measures)
@@ -66,14 +66,14 @@ def test_norm_and_zeros_do_not_depend_on_the_layout(tmp_path: Path) -> None:
     assert not {"params_norm", "num_zeros"} & lines[0].keys()
 
 
-def test_only_lines_are_measured(tmp_path: Path) -> None:
+def test_only_lines_are_measured(tmp_path):
     alone(run_in(tmp_path, log_params_norm=True, log_interval=2))
     assert [(x["step"], x["params_norm"] > 0) for x in read_metrics(tmp_path)] == [(2, True), (4, True), (5, True)]
     assert "num_zeros" not in read_metrics(tmp_path)[0]
 
 
 @pytest.mark.slow
-def test_a_profile_of_some_steps(tmp_path: Path) -> None:
+def test_a_profile_of_some_steps(tmp_path):
     alone(run_in(tmp_path, profile=[2, 3]))
     (path,) = (tmp_path / "profile").iterdir()
     assert path.name == "steps-2-3-rank-0.json.gz"
@@ -83,7 +83,7 @@ def test_a_profile_of_some_steps(tmp_path: Path) -> None:
     assert not (tmp_path / "other/profile").exists()
 
 
-def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_profiled_is_refused(tmp_path):
     for steps in ([3], [3, 2], [0, 2], [1, 2, 3]):
         (problem,) = check(run_in(tmp_path, profile=steps), 1, facts=None)
         assert "write two steps" in problem

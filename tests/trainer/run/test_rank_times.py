@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
@@ -21,7 +20,7 @@ from trainer.run.watchdog import Watchdog
 RANKS = {rank: RankTime(f"gpu{rank // 2:03}", StepTimes(0.5, 0.01, 0.15)) for rank in range(6)}
 
 
-def test_the_slowest_three_are_named() -> None:
+def test_the_slowest_three_are_named():
     ranks = {
         **RANKS,
         4: RankTime("gpu002", StepTimes(0.51, 0.2, 0.02)),
@@ -43,7 +42,7 @@ def test_the_slowest_three_are_named() -> None:
     json.dumps(found)
 
 
-def test_times_travel_with_heartbeats() -> None:
+def test_times_travel_with_heartbeats():
     store, times = HashStore(), [RankTimes(mine=StepTimes(0.5, 0.1, 0.2)), RankTimes()]
     dogs = [
         Watchdog(
@@ -70,7 +69,7 @@ def _train(context, config):
     return times.mine
 
 
-def test_each_rank_knows_its_times(tmp_path: Path) -> None:
+def test_each_rank_knows_its_times(tmp_path):
     config = run_in(tmp_path)
     first, second = run_ranks(_train, 2, replace(config, train=replace(config.train, steps=3)))
     for mine in (first, second):

@@ -7,7 +7,6 @@ from collections import defaultdict
 
 import pytest
 
-from tests.helpers.pairwise import Row
 from tests.trainer.run.test_meshes import ROWS, _config, _name, _ranks
 from trainer.parallel.mesh import mesh_of
 from trainer.parallel.recorded import Record, recorded_world
@@ -20,7 +19,7 @@ BYTES = {"none": (32, 0), "state": (16, 16), "gradients": (8, 24), "parameters":
 
 
 @pytest.mark.parametrize("row", ROWS[::7], ids=_name)
-def test_the_ranks_of_a_mesh_hold_the_model(row: Row) -> None:
+def test_the_ranks_of_a_mesh_hold_the_model(row):
     """The pieces of all stages and tp ranks are the model, each element once; the rest are copies or divided."""
     config, ranks = _config(row), _ranks(row)
     plan, mesh = make_plan(config, ranks, facts=None), mesh_of(config, ranks)

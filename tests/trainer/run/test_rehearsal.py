@@ -44,7 +44,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("case", soaked(SMALL, but=["zb_v, four key-value copies"]))
-def test_ranks_that_share_a_record_would_have_written_it(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_share_a_record_would_have_written_it(case, monkeypatch):
     """The slow twin: every rank is run by itself, every microbatch too."""
     ranks, options = SMALL[case]
     config = _config(batch=8, **options)
@@ -73,7 +73,7 @@ class _Each(dict):  # type: ignore[type-arg]
         return int(next(self.numbers))
 
 
-def test_gpt2_large_at_tp_2_and_pp_2() -> None:
+def test_gpt2_large_at_tp_2_and_pp_2():
     config = _config("gpt2-large", batch=8, tp=2, pp=2)
     plan = make_plan(config, 4, facts=None)
     found = rehearse(config, plan)
@@ -89,9 +89,7 @@ def test_gpt2_large_at_tp_2_and_pp_2() -> None:
     soaked([("fp32", "main"), ("bf16", "main"), ("bf16", "params"), ("fp16", "params")], but=[("bf16", "main")]),
 )
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_a_rehearsed_rank_keeps_the_planned_bytes_and_padding(
-    sharding: Any, dtype: Any, gradients: Any, ranks: int
-) -> None:
+def test_a_rehearsed_rank_keeps_the_planned_bytes_and_padding(sharding, dtype, gradients, ranks):
     """With two ranks nobody shares a shard axis, so that buffers are whole whatever the sharding."""
     config = _config(batch=8, name="llama", pp=2)
     precision = PrecisionSection(dtype=dtype, gradients=gradients)
@@ -108,7 +106,7 @@ def test_a_rehearsed_rank_keeps_the_planned_bytes_and_padding(
 
 
 @pytest.mark.parametrize(("tp", "copies"), [(1, []), (2, ["tp"])])
-def test_a_rank_names_copies_only_where_others_have_them(tp: int, copies: list[str]) -> None:
+def test_a_rank_names_copies_only_where_others_have_them(tp, copies):
     """What ranks.json says, of an engine without data."""
     config = _config(batch=8, tp=tp)
     plan, mesh = make_plan(config, 4, facts=None), mesh_of(config, 4)
@@ -119,7 +117,7 @@ def test_a_rank_names_copies_only_where_others_have_them(tp: int, copies: list[s
 
 
 @pytest.mark.soak
-def test_gpt3_on_1024_ranks() -> None:
+def test_gpt3_on_1024_ranks():
     """With two layers in each stage: more of the same say nothing about ranks."""
     config = _config("gpt3-175b", batch=256, tp=8, pp=16, sequence_parallel=True)
     config = replace(config, model=replace(config.model, num_layers=32))
@@ -131,13 +129,13 @@ def test_gpt3_on_1024_ranks() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
-def test_gpt3_on_4096_ranks(schedule: str) -> None:
+def test_gpt3_on_4096_ranks(schedule):
     config = _config("gpt3-175b", batch=1024, tp=8, cp=2, pp=16, schedule=schedule)
     found = rehearse(config, make_plan(config, 4096, facts=None))
     assert isinstance(found.matched, Matched) and found.matched.messages > 0
 
 
-def test_a_list_of_one_rank_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_one_rank_that_differs_is_named(monkeypatch):
     """Two microbatches change places in the last stage's list, for this rank alone."""
     config = _config(batch=16, pp=2)
     plan = make_plan(config, 4, facts=None)

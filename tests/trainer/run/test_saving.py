@@ -42,7 +42,7 @@ def due(schedule, step, *, last, votes):
     return schedule.due(step, last=last)
 
 
-def test_checkpoints_are_due_by_steps_by_time_at_the_end_and_on_request() -> None:
+def test_checkpoints_are_due_by_steps_by_time_at_the_end_and_on_request():
     clock = Clock()
     schedule = SaveSchedule(CheckpointSection(interval=3, minutes=10.0), keeps_time=True, clock=clock)
     assert [due(schedule, step, last=False, votes=(0.0, 0.0, 0.0)) for step in (1, 2, 3)] == [False, False, True]
@@ -60,7 +60,7 @@ def test_checkpoints_are_due_by_steps_by_time_at_the_end_and_on_request() -> Non
     assert due(schedule, 7, last=False, votes=(0.0, 2.0, 0.0))
 
 
-def test_one_clock_counts_and_none_if_it_is_told_so() -> None:
+def test_one_clock_counts_and_none_if_it_is_told_so():
     clock = Clock()
     other = SaveSchedule(CheckpointSection(minutes=10.0), keeps_time=False, clock=clock)
     never = SaveSchedule(CheckpointSection(minutes=0.0), keeps_time=True, clock=clock)
@@ -69,7 +69,7 @@ def test_one_clock_counts_and_none_if_it_is_told_so() -> None:
     assert not due(never, 12345, last=False, votes=(0.0,))
 
 
-def test_a_refusal_is_told_once() -> None:
+def test_a_refusal_is_told_once():
     schedule = SaveSchedule(CheckpointSection(), keeps_time=True, clock=Clock())
     assert [schedule.first_refusal(), schedule.first_refusal()] == [True, False]
     schedule.saved()
@@ -150,8 +150,8 @@ def quiet_handlers() -> Iterator[None]:
 @pytest.mark.parametrize("step", [2, 3, 6], ids=["between", "before an evaluation", "last"])
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, mdata.StoppedError), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_stopped_run_is_saved_and_goes_on_as_if_nothing_was(
-    number: int, kind: type[BaseException], step: int, config: RunConfig, undisturbed, monkeypatch, quiet_handlers
-) -> None:
+    number, kind, step, config, undisturbed, monkeypatch, quiet_handlers
+):
     assert config.checkpoint.interval is None
     with monkeypatch.context() as patch:
         after_forward(patch, step, lambda engine: os.kill(os.getpid(), number))
@@ -188,7 +188,7 @@ def _stopped_on_rank_1(context, config: RunConfig) -> str:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_what_one_rank_hears_stops_all_of_them_at_one_step(tp: int, config: RunConfig) -> None:
+def test_what_one_rank_hears_stops_all_of_them_at_one_step(tp, config):
     """The last rank alone gets the signal, behind its second step: all save after the third."""
     config = replace(config, mesh=MeshSection(tp=tp))
     messages = run_ranks(_stopped_on_rank_1, 2, config)
@@ -201,7 +201,7 @@ def _train(context, config: RunConfig) -> int:
     return train(config, context.join(Mesh(context.world, config.mesh.tp))).step
 
 
-def test_rank_0_says_when_it_is_time(config: RunConfig) -> None:
+def test_rank_0_says_when_it_is_time(config):
     config = replace(config, mesh=MeshSection(tp=2), checkpoint=CheckpointSection(minutes=1e-9, keep=9))
     assert run_ranks(_train, 2, config) == [6, 6]
     assert saved(config) == [f"step-{step}" for step in range(1, 7)]
@@ -219,7 +219,7 @@ def poison(engine: Engine) -> None:
     reducer.finish = poisoned
 
 
-def test_no_checkpoint_is_written_behind_a_skipped_step_until_one_was_sound(config: RunConfig, monkeypatch) -> None:
+def test_no_checkpoint_is_written_behind_a_skipped_step_until_one_was_sound(config, monkeypatch):
     config = replace(config, checkpoint=CheckpointSection(interval=2, keep=9))
     after_forward(monkeypatch, 4, poison)
     alone(config)
@@ -239,7 +239,7 @@ def without_loss(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     monkeypatch.setattr(Engine, "step", step)
 
 
-def test_a_step_without_loss_changes_nothing_and_is_saved(config: RunConfig, monkeypatch) -> None:
+def test_a_step_without_loss_changes_nothing_and_is_saved(config, monkeypatch):
     config = replace(config, checkpoint=CheckpointSection(interval=2, keep=9))
     without_loss(monkeypatch, {2, 6})
     alone(config)
@@ -249,7 +249,7 @@ def test_a_step_without_loss_changes_nothing_and_is_saved(config: RunConfig, mon
     assert [event["loss_tokens"] for event in events(config, "skipped")] == [0, 0]
 
 
-def test_a_step_without_loss_does_not_make_a_state_sound(config: RunConfig, monkeypatch) -> None:
+def test_a_step_without_loss_does_not_make_a_state_sound(config, monkeypatch):
     config = replace(config, checkpoint=CheckpointSection(interval=1, keep=9))
     after_forward(monkeypatch, 2, poison)
     without_loss(monkeypatch, {3})
@@ -257,14 +257,14 @@ def test_a_step_without_loss_does_not_make_a_state_sound(config: RunConfig, monk
     assert saved(config) == ["step-1", "step-4", "step-5", "step-6"]
 
 
-def test_ten_steps_without_loss_are_the_fault_of_the_data(config: RunConfig, monkeypatch) -> None:
+def test_ten_steps_without_loss_are_the_fault_of_the_data(config, monkeypatch):
     config = replace(config, train=replace(config.train, steps=12))
     without_loss(monkeypatch, set(range(2, 100)))
     with pytest.raises(mdata.UsageError, match="no token counted in the loss in 10 steps in a row, up to"):
         alone(config)
 
 
-def test_a_validation_set_without_loss_has_none(config: RunConfig, monkeypatch) -> None:
+def test_a_validation_set_without_loss_has_none(config, monkeypatch):
     real = Engine.evaluate
 
     def evaluate(self: Engine, batches: Any) -> float:
@@ -275,7 +275,7 @@ def test_a_validation_set_without_loss_has_none(config: RunConfig, monkeypatch) 
     assert [line["valid"] for line in read_metrics(Path(config.run.folder)) if "valid" in line] == [{"held": None}] * 2
 
 
-def test_a_run_that_diverges_replaces_no_good_checkpoint(config: RunConfig, monkeypatch) -> None:
+def test_a_run_that_diverges_replaces_no_good_checkpoint(config, monkeypatch):
     config = replace(config, checkpoint=CheckpointSection(interval=1, keep=1))
     real = Engine.step
 
@@ -293,7 +293,7 @@ def test_a_run_that_diverges_replaces_no_good_checkpoint(config: RunConfig, monk
 
 @pytest.mark.parametrize("name", ["weight", "exp_avg", "exp_avg_sq"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_a_state_that_is_not_finite_is_no_checkpoint(name: str, value: float, config: RunConfig, monkeypatch) -> None:
+def test_a_state_that_is_not_finite_is_no_checkpoint(name, value, config, monkeypatch):
     """Though every loss and norm was: the moments say it first."""
     config = replace(config, checkpoint=CheckpointSection(interval=1, keep=1))
     real = Engine.is_finite
@@ -316,8 +316,8 @@ class Broken(Exception):
 
 @pytest.mark.parametrize("step", [3, 6])
 def test_a_run_that_ends_in_an_evaluation_has_its_checkpoint_and_evaluates_again(
-    step: int, config: RunConfig, undisturbed, monkeypatch
-) -> None:
+    step, config, undisturbed, monkeypatch
+):
     config = replace(config, checkpoint=CheckpointSection(interval=3))
     real = Engine.evaluate
 
@@ -337,9 +337,7 @@ def test_a_run_that_ends_in_an_evaluation_has_its_checkpoint_and_evaluates_again
     assert result.valid == curve(config)[-1][4]
 
 
-def test_signals_act_at_once_in_an_evaluation_behind_a_checkpoint(
-    config: RunConfig, monkeypatch, quiet_handlers
-) -> None:
+def test_signals_act_at_once_in_an_evaluation_behind_a_checkpoint(config, monkeypatch, quiet_handlers):
     def evaluate(self: Engine, batches: Any) -> float:
         if self.optimizer.steps == 6:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -351,7 +349,7 @@ def test_signals_act_at_once_in_an_evaluation_behind_a_checkpoint(
     assert saved(config) == ["step-6"]
 
 
-def test_an_evaluation_tells_how_much_is_left(config: RunConfig) -> None:
+def test_an_evaluation_tells_how_much_is_left(config):
     heard: list[dict[str, float]] = []
     notes: list[str] = []
 
@@ -373,7 +371,7 @@ def test_an_evaluation_tells_how_much_is_left(config: RunConfig) -> None:
     assert sum(told["amount"] for told in heard) == 3 and not any("is written" in text for text in notes)
 
 
-def test_metrics_of_an_earlier_run_are_kept_under_another_name(config: RunConfig) -> None:
+def test_metrics_of_an_earlier_run_are_kept_under_another_name(config):
     folder = Path(config.run.folder)
     alone(config)
     before = (folder / "metrics.jsonl").read_bytes()
@@ -384,7 +382,7 @@ def test_metrics_of_an_earlier_run_are_kept_under_another_name(config: RunConfig
     assert "metrics-1.jsonl" in events(config, "note")[-1]["text"]
 
 
-def test_a_lost_pointer_is_told_and_the_run_goes_on(config: RunConfig) -> None:
+def test_a_lost_pointer_is_told_and_the_run_goes_on(config):
     config = replace(config, checkpoint=CheckpointSection(interval=2, keep=9))
     alone(config)
     expected = curve(config)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -56,7 +55,7 @@ class Rank:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_ends_the_other_rank(failing: int) -> None:
+def test_an_error_ends_the_other_rank(failing):
     store = HashStore()
     waiting = Rank(store, 1 - failing)
     failed = Rank(store, failing, UsageError("no such file", found="x"))
@@ -65,7 +64,7 @@ def test_an_error_ends_the_other_rank(failing: int) -> None:
     assert waiting.ended == [(2, f"rank {failing} of 2 failed: no such file\n  found: x")] and not failed.ended
 
 
-def test_a_rank_that_is_silent_is_named_by_the_one_that_lost_it() -> None:
+def test_a_rank_that_is_silent_is_named_by_the_one_that_lost_it():
     store = HashStore()
     store.set("mtrain/alive/1", "7")  # and no more
     rank = Rank(store, 0, LostRankError("connection closed"))
@@ -74,7 +73,7 @@ def test_a_rank_that_is_silent_is_named_by_the_one_that_lost_it() -> None:
     assert code == 5 and text.startswith("rank 1 of 2 failed: it has not responded for")
 
 
-def test_ranks_that_leave_or_have_not_started_are_not_lost() -> None:
+def test_ranks_that_leave_or_have_not_started_are_not_lost():
     store = HashStore()
     first = Rank(store, 0)
     time.sleep(2 * shared_end.SILENT_TICKS * TICK_S)
@@ -117,7 +116,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save("llama2", tmp_path_factory.mktemp("hf") / "tiny"))
 
 
-def test_samples_that_rank_0_cannot_write_end_all_ranks(model: str, tmp_path: Path) -> None:
+def test_samples_that_rank_0_cannot_write_end_all_ranks(model, tmp_path):
     output = tmp_path / "samples.jsonl"
     output.write_text(json.dumps({"job": "another"}) + "\n")
     with started(model, "--output", str(output)) as ranks:
@@ -129,7 +128,7 @@ def test_samples_that_rank_0_cannot_write_end_all_ranks(model: str, tmp_path: Pa
 
 @pytest.mark.soak
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_rank_ends_all(model: str, tmp_path: Path, killed: int) -> None:
+def test_a_killed_rank_ends_all(model, tmp_path, killed):
     output = tmp_path / "samples.jsonl"
     with started(model, "--num-samples", "20000", "--max-tokens", "40", "--output", str(output)) as ranks:
         while not output.exists() or output.stat().st_size < 2000:

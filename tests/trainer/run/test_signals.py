@@ -42,7 +42,7 @@ def send(number: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "votes"), [(signal.SIGTERM, (1.0, 0.0)), (signal.SIGINT, (0.0, 1.0))])
-def test_a_signal_is_remembered_and_handlers_are_put_back(number: int, votes: tuple[float, float]) -> None:
+def test_a_signal_is_remembered_and_handlers_are_put_back(number, votes):
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     with StopRequests() as stops:
         assert stops.votes() == (0.0, 0.0)
@@ -52,7 +52,7 @@ def test_a_signal_is_remembered_and_handlers_are_put_back(number: int, votes: tu
 
 
 @pytest.mark.parametrize(("number", "votes"), [(signal.SIGTERM, (1.0, 0.0)), (signal.SIGINT, (0.0, 1.0))])
-def test_a_request_that_was_dropped_before_is_heard_at_the_first_step(number: int, votes: tuple[float, float]) -> None:
+def test_a_request_that_was_dropped_before_is_heard_at_the_first_step(number, votes):
     """By an import, say, at the start: not only when the run has ended."""
     with pytest.raises(BaseException) as raised, stop_requests(lambda: StoppedError("stopped")):
         with suppress(BaseException):
@@ -63,7 +63,7 @@ def test_a_request_that_was_dropped_before_is_heard_at_the_first_step(number: in
     assert type(raised.value) is (KeyboardInterrupt if number == signal.SIGINT else StoppedError)
 
 
-def test_a_second_ctrl_c_acts_at_once_but_not_one_of_the_same_moment() -> None:
+def test_a_second_ctrl_c_acts_at_once_but_not_one_of_the_same_moment():
     clock = Clock()
     with StopRequests(clock) as stops:
         send(signal.SIGINT)
@@ -75,7 +75,7 @@ def test_a_second_ctrl_c_acts_at_once_but_not_one_of_the_same_moment() -> None:
             send(signal.SIGINT)
 
 
-def test_schedulers_may_repeat_sigterm() -> None:
+def test_schedulers_may_repeat_sigterm():
     clock = Clock()
     with StopRequests(clock) as stops:
         for clock.now in (0.0, 0.1, 60.0):
@@ -84,7 +84,7 @@ def test_schedulers_may_repeat_sigterm() -> None:
 
 
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, StoppedError), (signal.SIGINT, KeyboardInterrupt)])
-def test_where_nothing_is_lost_signals_act_at_once(number: int, kind: type[BaseException]) -> None:
+def test_where_nothing_is_lost_signals_act_at_once(number, kind):
     with StopRequests() as stops:
         with pytest.raises(kind), stops.at_once():
             send(number)
@@ -95,7 +95,7 @@ def test_where_nothing_is_lost_signals_act_at_once(number: int, kind: type[BaseE
             pytest.fail("the request that was remembered is heard first")
 
 
-def test_ignored_signals_stay_ignored() -> None:
+def test_ignored_signals_stay_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with StopRequests() as stops:
         send(signal.SIGINT)
@@ -104,7 +104,7 @@ def test_ignored_signals_stay_ignored() -> None:
         assert stops.votes() == (0.0, 0.0)
 
 
-def test_outside_the_main_thread_nothing_is_changed() -> None:
+def test_outside_the_main_thread_nothing_is_changed():
     found = []
 
     def work() -> None:
@@ -118,7 +118,7 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
     assert found == [True]
 
 
-def test_the_run_ends_as_the_signal_asks_for() -> None:
+def test_the_run_ends_as_the_signal_asks_for():
     with pytest.raises(StoppedError, match="stopped by SIGTERM after step 3"):
         stop(StopVotes(2.0, 0.0), where="after step 3")
     with pytest.raises(KeyboardInterrupt):

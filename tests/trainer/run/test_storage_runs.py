@@ -20,7 +20,6 @@ from mdata.object_storage import stores, uploading
 from mdata.tracing.run_record import has_record, read_record
 from tests.helpers.examples import soaked
 from tests.helpers.house_rules import ROOT
-from tests.helpers.object_server import ObjectServer
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, make_mix
 from tests.trainer.run.one_rank import alone, curve, events
@@ -72,9 +71,7 @@ def until(config: RunConfig, step: int) -> RunConfig:
     return replace(config, train=replace(config.train, exit_interval=step))
 
 
-def test_a_run_goes_on_bit_for_bit_on_a_machine_that_has_nothing_of_it(
-    server: ObjectServer, root: ObjectFolder, config_of: Any, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_bit_for_bit_on_a_machine_that_has_nothing_of_it(server, root, config_of, tmp_path):
     """While the network fails; the objects hold what a disk's files would."""
     straight = config_of("straight")
     alone(straight)
@@ -114,7 +111,7 @@ def aws() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
 
-def test_two_ranks_without_a_shared_disk_and_then_another_layout(root: ObjectFolder, config_of: Any) -> None:
+def test_two_ranks_without_a_shared_disk_and_then_another_layout(root, config_of):
     straight, config = config_of("straight"), config_of("ranks", root)
     run_ranks(_on_ranks, 2, straight, {})
     run_ranks(_on_ranks, 2, until(config, 3), aws())
@@ -128,9 +125,7 @@ def test_two_ranks_without_a_shared_disk_and_then_another_layout(root: ObjectFol
 
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_an_upload_that_fails_is_a_save_that_failed(
-    server: ObjectServer, root: ObjectFolder, config_of: Any, monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
+def test_an_upload_that_fails_is_a_save_that_failed(server, root, config_of, monkeypatch, policy):
     monkeypatch.setattr(stores, "RETRIES", 0)
     monkeypatch.setattr(uploading, "TRIES", 1)
     config = config_of("run", root, on_failure=policy)
@@ -168,9 +163,7 @@ KILLED_AT = [("step-4/rank-00000.safetensors", []), ("run/latest", ["step-4"])]
 
 
 @pytest.mark.parametrize(("at", "left"), soaked(KILLED_AT, but=KILLED_AT[1:]))
-def test_a_run_that_is_killed_while_it_uploads_goes_on_bit_for_bit(
-    server: ObjectServer, root: ObjectFolder, config_of: Any, tmp_path: Path, at: str, left: list[str]
-) -> None:
+def test_a_run_that_is_killed_while_it_uploads_goes_on_bit_for_bit(server, root, config_of, tmp_path, at, left):
     """kill -9 before the first checkpoint is there, and between its index and `latest`."""
     straight, config = config_of("straight"), config_of("run", root, interval=4)
     alone(straight)
@@ -201,9 +194,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, captured.out + captured.err
 
 
-def test_the_commands_read_addresses_and_no_secret_is_written_anywhere(
-    root: ObjectFolder, config_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_read_addresses_and_no_secret_is_written_anywhere(root, config_of, tmp_path, capsys):
     config = config_of("run", root)
     given, said = write_config(config, tmp_path / "given"), []
 
@@ -258,15 +249,7 @@ def test_the_commands_read_addresses_and_no_secret_is_written_anywhere(
         ({"folder": "denied"}, "refuses these credentials"),
     ],
 )
-def test_what_cannot_work_is_told_before_training(
-    server: ObjectServer,
-    root: ObjectFolder,
-    config_of: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    keys: dict[str, str],
-    message: str,
-) -> None:
+def test_what_cannot_work_is_told_before_training(server, root, config_of, tmp_path, capsys, keys, message):
     if keys == {"folder": "denied"}:
         keys, server.denied = {"folder": str(root)}, {"PUT"}
     given = write_config(config_of("run", **keys), tmp_path / "given")
@@ -277,6 +260,6 @@ def test_what_cannot_work_is_told_before_training(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_a_result_is_not_converted_into_storage(root: ObjectFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_is_not_converted_into_storage(root, capsys):
     code, text = run(capsys, "convert", "run", f"{root}/x", "--to", "hf")
     assert code == 2 and "expected: a folder on a disk" in text

@@ -65,7 +65,7 @@ _heartbeats = st.builds(
 )
 
 
-def test_a_rank_is_named_within_a_minute() -> None:
+def test_a_rank_is_named_within_a_minute():
     """The run also ends in that time; a rank that works for long without releasing Python's lock is not taken for lost.
 
     Ticks: up to one from the event to the next heartbeat, then those counted, one until rank 0 reads the last, and one
@@ -79,7 +79,7 @@ def test_a_rank_is_named_within_a_minute() -> None:
 
 
 @given(st.lists(st.tuples(_heartbeats, st.integers(0, 12) | st.integers(130, 150)), min_size=1, max_size=6))
-def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tuple[Heartbeat, int]]) -> None:
+def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks):
     heartbeats = {rank: heartbeat for rank, (heartbeat, _) in enumerate(ranks)}
     silent = {rank: ticks for rank, (_, ticks) in enumerate(ranks)}
     found = verdict(heartbeats, silent, ranks=WatchedRanks(rank=0, world_size=len(ranks)))
@@ -98,7 +98,7 @@ def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tupl
         assert list(found.lost) == (late or lost) and found.error().ranks == tuple(late or lost)
 
 
-def test_who_reads_one_sign_judges_that_rank_alone() -> None:
+def test_who_reads_one_sign_judges_that_rank_alone():
     deputy = WatchedRanks(rank=3, world_size=4)
     heartbeat = Heartbeat(number=1, waits=True, still=99, where="at 0F1, in all_reduce_")
     assert verdict({0: heartbeat}, {0: SILENT_TICKS - 1}, ranks=deputy) is None
@@ -108,7 +108,7 @@ def test_who_reads_one_sign_judges_that_rank_alone() -> None:
 
 
 @given(st.lists(_heartbeats, min_size=1, max_size=6))
-def test_who_holds_up_the_others_does_not_wait_and_they_do(heartbeats: list[Heartbeat]) -> None:
+def test_who_holds_up_the_others_does_not_wait_and_they_do(heartbeats):
     busy = held_up_by(dict(enumerate(heartbeats)))
     here = {rank for rank, heartbeat in enumerate(heartbeats) if not heartbeat.left}
     for rank in here:
@@ -119,7 +119,7 @@ def test_who_holds_up_the_others_does_not_wait_and_they_do(heartbeats: list[Hear
         assert not waiting or len(waiting) == len(here) or min(heartbeat.still for heartbeat in waiting) < STILL_TICKS
 
 
-def test_places_are_shown_once_and_the_rarest_first() -> None:
+def test_places_are_shown_once_and_the_rarest_first():
     heartbeats = [Heartbeat(where="in all_reduce_ over tp") for _ in range(9)]
     heartbeats[5] = Heartbeat(where="at 1F2, in Pending.wait")
     assert places(list(enumerate(heartbeats))) == (
@@ -129,7 +129,7 @@ def test_places_are_shown_once_and_the_rarest_first() -> None:
     assert places(list(enumerate(many))).endswith("rank 3 in place 3; and at 3 more places")
 
 
-def test_hosts_are_named_where_there_are_several() -> None:
+def test_hosts_are_named_where_there_are_several():
     heartbeats = [Heartbeat(number=1, where="in f", host=f"gpu{rank // 2}") for rank in range(6)]
     heartbeats[3] = replace(heartbeats[3], where="in g")
     assert places(list(enumerate(heartbeats[:2]))) == "ranks 0, 1 in f"
@@ -142,7 +142,7 @@ def test_hosts_are_named_where_there_are_several() -> None:
     assert places(list(enumerate(many))) == "ranks 0 to 8 in f"
 
 
-def test_the_ranks_of_groups_are_named_where_that_is_short() -> None:
+def test_the_ranks_of_groups_are_named_where_that_is_short():
     heartbeats = [
         Heartbeat(where="in f over tp", peers=f"tp: ranks {rank // 2 * 2}, {rank // 2 * 2 + 1}") for rank in range(12)
     ]
@@ -163,7 +163,7 @@ class _Frames:
         raise TimeoutError
 
 
-def test_a_thread_in_a_collective_waits_and_its_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_in_a_collective_waits_and_its_group_is_named(monkeypatch):
     tp = Group("tp", 2, 0)
     frames = _Frames({tp: [4, 5], Group("dp", 2, 0): [0, 4]})
     monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: frames.wait())
@@ -176,7 +176,7 @@ def test_a_thread_in_a_collective_waits_and_its_group_is_named(monkeypatch: pyte
     assert stands(None, {}) == Heartbeat(where="in ")
 
 
-def test_a_wait_for_what_was_started_earlier_names_its_group_too() -> None:
+def test_a_wait_for_what_was_started_earlier_names_its_group_too():
     link, data = Group("pp", 2, 1), Group("data", 4, 1)
     frames = _Frames({link: [2, 3], data: list(range(8, 16))})
     messages = Messages(
@@ -197,7 +197,7 @@ def test_a_wait_for_what_was_started_earlier_names_its_group_too() -> None:
     assert heartbeats_module._group_in({"ctx": ctx}) is data
 
 
-def test_the_ranks_of_each_group_and_the_holder_of_the_store_follow_from_the_world() -> None:
+def test_the_ranks_of_each_group_and_the_holder_of_the_store_follow_from_the_world():
     mesh = Mesh(8, 2, pp=4)
     groups = {axis: Group(axis, mesh.size(axis), 0, object()) for axis in ("tp", "pp", "world")}  # type: ignore[arg-type]
     links = {(1, 2): Group("pp", 2, 1, object()), (3, 2): Group("pp", 2, 0, object())}  # type: ignore[arg-type]
@@ -296,7 +296,7 @@ def _group(context: Any) -> Any:
 @pytest.mark.parametrize(
     ("case", "lost"), soaked([("stopped", 1), ("killed", 1), ("stopped", 0)], but=[("killed", 1), ("stopped", 0)])
 )
-def test_a_rank_without_a_sign_is_named_on_the_others(case: str, lost: int, tmp_path: Path) -> None:
+def test_a_rank_without_a_sign_is_named_on_the_others(case, lost, tmp_path):
     with pytest.raises(RankError):
         run_ranks(_rank, 3, case, str(tmp_path), lost, timeout_s=120)
     stop_ranks()
@@ -308,7 +308,7 @@ def test_a_rank_without_a_sign_is_named_on_the_others(case: str, lost: int, tmp_
         assert f"found: rank {lost} was last" in told and "the same command continues" in told
 
 
-def test_rank_0_is_named_if_it_holds_the_store_and_is_stopped(tmp_path: Path) -> None:
+def test_rank_0_is_named_if_it_holds_the_store_and_is_stopped(tmp_path):
     """Calls of the store then do not return."""
     with pytest.raises(RankError):
         run_ranks(_rank, 3, "stopped with the store", str(tmp_path), 0, timeout_s=120)
@@ -321,7 +321,7 @@ def test_rank_0_is_named_if_it_holds_the_store_and_is_stopped(tmp_path: Path) ->
         assert "holds the store of all ranks, which has not answered for " in told
 
 
-def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
+def test_ranks_that_wait_for_each_other_are_named(tmp_path):
     """Whoever is ended second may hear of it by its broken connection; it gives the same reason."""
     with pytest.raises(RankError, match=r"all ranks wait for each other|the process died"):
         run_ranks(_rank, 2, "wrong list", str(tmp_path), timeout_s=120)
@@ -337,14 +337,14 @@ def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
         )
 
 
-def test_a_rank_that_is_slow_is_named_and_goes_on(tmp_path: Path) -> None:
+def test_a_rank_that_is_slow_is_named_and_goes_on(tmp_path):
     told = run_ranks(_rank, 2, "slow", str(tmp_path))
     assert told[1] == [] and 1 <= len(told[0]) <= 3
     assert told[0][0].startswith(f"the other ranks wait for rank 1 on {HOST}: rank 1 at 1F7 of the schedule, in ")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_rank_that_left_in_order_is_not_missed(tmp_path: Path) -> None:
+def test_a_rank_that_left_in_order_is_not_missed(tmp_path):
     assert run_ranks(_rank, 2, "left", str(tmp_path)) == [[], []]
     assert not list(tmp_path.iterdir())
 
@@ -389,9 +389,7 @@ class _BrokenStore(_Store):
 @pytest.mark.parametrize(
     ("holder", "what"), [(0, "rank 0 of 2 does not"), (None, "rank 1 of 2 cannot reach the store")]
 )
-def test_a_store_that_does_not_answer_ends_a_rank_that_cannot_move(
-    holder: int | None, what: str, store: _Store, why: str
-) -> None:
+def test_a_store_that_does_not_answer_ends_a_rank_that_cannot_move(holder, what, store, why):
     ended, errors = threading.Event(), list[SilentRanksError]()
 
     def end(error: SilentRanksError) -> None:
@@ -409,7 +407,7 @@ def test_a_store_that_does_not_answer_ends_a_rank_that_cannot_move(
     assert "rank 1 at 0F299 of the schedule" in str(errors[0])
 
 
-def test_a_first_action_is_told_at_once() -> None:
+def test_a_first_action_is_told_at_once():
     """A rank that is lost in its first seconds of training was not last starting."""
     store = _Store()
     with Watchdog(WatchedRanks(rank=1, world_size=2), store=store, end=lambda error: None, tick_s=60) as watchdog:
@@ -422,7 +420,7 @@ def test_a_first_action_is_told_at_once() -> None:
         assert "at 0F7 of the schedule" in store["mtrain/heartbeat/1"]
 
 
-def test_a_rank_that_does_not_start_is_named_and_then_ends_the_others() -> None:
+def test_a_rank_that_does_not_start_is_named_and_then_ends_the_others():
     ended, errors, told = threading.Event(), list[Exception](), list[str]()
 
     def end(error: Exception) -> None:
@@ -440,7 +438,7 @@ def test_a_rank_that_does_not_start_is_named_and_then_ends_the_others() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_rank_whose_line_cannot_be_printed_ends_too() -> None:
+def test_a_rank_whose_line_cannot_be_printed_ends_too():
     """It found the verdict; its terminal may be gone. The others get the usual time to hear of it."""
     ended = threading.Event()
 
@@ -453,7 +451,7 @@ def test_a_rank_whose_line_cannot_be_printed_ends_too() -> None:
     assert watchdog._grace_s == HEARD_TICKS * watchdog.tick_s
 
 
-def test_a_look_at_a_rank_that_moves_keeps_no_tensor() -> None:
+def test_a_look_at_a_rank_that_moves_keeps_no_tensor():
     """Until Python 3.13, reading the variables of a frame leaves a copy of them in it."""
     watchdog = Watchdog(WatchedRanks(rank=1, world_size=2), store=_Store(), end=lambda error: None)  # type: ignore[arg-type]
     kept = list[bool]()
@@ -487,7 +485,7 @@ class _Event:
         return self.recorded
 
 
-def test_events_of_passed_actions_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_of_passed_actions_are_used_again(monkeypatch):
     """None is destroyed: that would wait for the GPU, and the watchdog with it."""
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(_Event, "made", [])
@@ -503,7 +501,7 @@ def test_events_of_passed_actions_are_used_again(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_signs_go_on_while_a_launch_waits_for_the_gpu() -> None:
+def test_signs_go_on_while_a_launch_waits_for_the_gpu():
     """As on a rank whose peer is lost: its GPU does not move, and the queue of launches is full."""
     launch_without_the_lock()
     wave = torch.compile(lambda x: torch.sin(x) * 2 + 1)

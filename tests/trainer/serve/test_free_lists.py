@@ -13,7 +13,6 @@ import pytest
 
 from tests.helpers.serving import running
 from trainer.serve.free_lists import EVERY, FreeLists, freeze_loaded
-from trainer.serve.openai_api import Served
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +29,7 @@ class _Cycle:
         self.itself = self
 
 
-def test_free_lists_are_emptied_with_the_hundredth_request() -> None:
+def test_free_lists_are_emptied_with_the_hundredth_request():
     # Threads that earlier tests left behind allocate and free as well: hundreds of blocks, so no exact counts here.
     free_lists, kept = FreeLists(), 1000
     gc.collect()
@@ -41,7 +40,7 @@ def test_free_lists_are_emptied_with_the_hundredth_request() -> None:
     assert sys.getallocatedblocks() < before - kept // 2
 
 
-def test_a_count_begins_again() -> None:
+def test_a_count_begins_again():
     free_lists = FreeLists()
     free_lists.count(3 * EVERY)
     cycle = weakref.ref(_Cycle())
@@ -51,7 +50,7 @@ def test_a_count_begins_again() -> None:
     assert cycle() is None
 
 
-def test_what_is_loaded_takes_no_part_in_collections() -> None:
+def test_what_is_loaded_takes_no_part_in_collections():
     cycle = _Cycle()
     before, alive = gc.get_freeze_count(), weakref.ref(cycle)
     freeze_loaded()
@@ -67,7 +66,7 @@ def test_what_is_loaded_takes_no_part_in_collections() -> None:
     assert alive() is None
 
 
-def test_server_and_rank_count_requests(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_and_rank_count_requests(served, monkeypatch):
     threads: list[int] = []
     monkeypatch.setattr("trainer.serve.free_lists.EVERY", 3)
     monkeypatch.setattr(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from multiprocessing import Pipe
 
-import pytest
-
 from trainer.run.heartbeats import Heartbeat
 from trainer.serve import rank
 from trainer.serve.processes import POLL_S, SILENT_S, STILL_S, Beats
@@ -51,7 +49,7 @@ def test_a_rank_that_has_ended_is_no_fault_of_beats():
     assert beats.look(busy=True) == ""
 
 
-def test_beats_say_where_a_thread_is_and_whether_it_moves(monkeypatch: pytest.MonkeyPatch):
+def test_beats_say_where_a_thread_is_and_whether_it_moves(monkeypatch):
     monkeypatch.setattr(rank, "BEAT_S", 0.01)
     reader, writer = Pipe(duplex=False)
     link, leave = EventPipes(), threading.Event()

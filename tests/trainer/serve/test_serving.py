@@ -17,7 +17,7 @@ from trainer.serve.serving import _announce
         (0, "states of the sequences of a batch, of any length: 1.5 GiB on each rank (--max-batch)"),
     ],
 )
-def test_a_model_without_attention_has_no_cache_of_tokens(tokens: int, line: str) -> None:
+def test_a_model_without_attention_has_no_cache_of_tokens(tokens, line):
     lines: list[str] = []
 
     async def announced() -> None:

@@ -61,7 +61,7 @@ def _scored(context: RankContext, folder: Path, tp: int, pp: int, batch_size: in
     ]
 
 
-def test_each_token_and_line_counts_once_in_any_layout(tmp_path: Path) -> None:
+def test_each_token_and_line_counts_once_in_any_layout(tmp_path):
     _texts(tmp_path)
     ((wiki, loose, strict),) = run_ranks(_scored, 1, tmp_path, 1, 1, 2)
     assert wiki["targets"] == 59 and wiki["windows"] == 12 and wiki["num_original_tokens"] == 60
@@ -95,13 +95,13 @@ def _by_hand(context: RankContext, folder: Path) -> None:
         wikitext(model, folder / "one.txt")
 
 
-def test_the_loss_by_hand(tmp_path: Path) -> None:
+def test_the_loss_by_hand(tmp_path):
     _texts(tmp_path)
     run_ranks(_by_hand, 1, tmp_path)
 
 
 @given(st.integers(2, 200), st.integers(1, 40), st.integers(1, 40))
-def test_windows_score_each_token_once(num_tokens: int, sequence_length: int, overlap: int) -> None:
+def test_windows_score_each_token_once(num_tokens, sequence_length, overlap):
     if overlap > sequence_length:
         with pytest.raises(UsageError, match=f"--overlap {overlap} does not fit windows of {sequence_length} tokens"):
             windows(num_tokens, sequence_length=sequence_length, overlap=overlap)
@@ -113,7 +113,7 @@ def test_windows_score_each_token_once(num_tokens: int, sequence_length: int, ov
     assert len(found) <= megatron_windows(num_tokens, overlap=overlap)
 
 
-def test_texts_as_people_write_them() -> None:
+def test_texts_as_people_write_them():
     told = "the boys ' house , 2 @,@ 5 @.@ 1 well @-@ known : N men"
     assert detokenize(told) == "the boys' house, 2,5.1 well-known: 1 men"
     assert detokenize(" \n = = A = = \n ( b ) \" c ' d ' ") == "\n== A ==\n(b) \" c 'd' ", "an odd mark stays"
@@ -130,7 +130,7 @@ class _Reads:
         return list(text.encode())
 
 
-def test_passages_are_divided_at_the_last_word() -> None:
+def test_passages_are_divided_at_the_last_word():
     model: Any = _Reads()
 
     def parts(text: str, *, strict: bool) -> tuple[bytes, ...]:
@@ -150,7 +150,7 @@ def test_passages_are_divided_at_the_last_word() -> None:
         ("\n\n", "has no passages"),
     ],
 )
-def test_a_file_in_another_format_is_named(content: str, text: str, tmp_path: Path) -> None:
+def test_a_file_in_another_format_is_named(content, text, tmp_path):
     path = tmp_path / "lambada.jsonl"
     path.write_text(content)
     with pytest.raises(BadInputError, match=text):
@@ -167,7 +167,7 @@ def test_a_file_in_another_format_is_named(content: str, text: str, tmp_path: Pa
         read_passages(Path("/dev/zero"))
 
 
-def test_lines_of_json_are_no_wikitext(tmp_path: Path) -> None:
+def test_lines_of_json_are_no_wikitext(tmp_path):
     path = tmp_path / "test.jsonl"
     path.write_text('\n{"text": "a b"}\n')
     with pytest.raises(BadInputError, match="has lines of JSON"):
@@ -181,7 +181,7 @@ def test_lines_of_json_are_no_wikitext(tmp_path: Path) -> None:
             read_wikitext(path)
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_text(tmp_path):
     path = tmp_path / "marked"
     path.write_bytes(b'\xef\xbb\xbf{"text": "a b"}\n')
     assert read_passages(path) == (["a b"], 0)
@@ -189,7 +189,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     assert read_wikitext(path) == " = Title = \n"
 
 
-def test_a_document_in_windows() -> None:
+def test_a_document_in_windows():
     spans = document_spans([1, 2, 3, 4, 5], begin=9, context=2)
     assert [list(span.ids) for span in spans] == [[9, 1, 2], [2, 3, 4], [4, 5]] and {span.first for span in spans} == {
         1
@@ -212,7 +212,7 @@ def _perplexity(context: RankContext, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_perplexity_of_each_corpus_and_of_all(tmp_path: Path) -> None:
+def test_perplexity_of_each_corpus_and_of_all(tmp_path):
     for name, rows in (("a", ("1 2 3", " ".join("5" * 40))), ("b", ("8 9", "7"))):
         lines = "".join(json.dumps({"text": row}) + "\n" for row in rows)
         (tmp_path / f"{name}.jsonl").write_text(lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,7 @@ doc_to_choice: "{{choices}}"
 
 
 @pytest.mark.parametrize("local_rank", ["0", "1"])
-def test_scores_are_those_of_the_first_rank(
-    local_rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_are_those_of_the_first_rank(local_rank, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     folder = save("llama2", tmp_path / "tiny")
     (tmp_path / "colours.yaml").write_text(TASK.replace("DIR", str(tmp_path)))
@@ -40,7 +37,7 @@ def test_scores_are_those_of_the_first_rank(
     assert (results != {}) == (local_rank == "0"), "the harness has none on other ranks"
 
 
-def test_the_harness_command_opens_a_folder_and_refuses_ranks_that_are_not_there(tmp_path: Path) -> None:
+def test_the_harness_command_opens_a_folder_and_refuses_ranks_that_are_not_there(tmp_path):
     from lm_eval.api.registry import get_model
 
     import trainer.tasks.harness  # noqa: F401

@@ -35,7 +35,7 @@ def logits(theirs: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("to", ["hf", "mtrain", "torch_dist", "mp_rank"])
-def test_the_logits_of_any_folder(to: str, theirs: Path, logits: torch.Tensor, tmp_path: Path) -> None:
+def test_the_logits_of_any_folder(to, theirs, logits, tmp_path):
     folder, options = theirs, {}
     if to != "hf":
         folder = tmp_path / "theirs"
@@ -53,7 +53,7 @@ def test_the_logits_of_any_folder(to: str, theirs: Path, logits: torch.Tensor, t
     assert len(answer.tokens) == 3
 
 
-def test_weights_in_fp8(theirs: Path, logits: torch.Tensor) -> None:
+def test_weights_in_fp8(theirs, logits):
     whole, model = Model.load(theirs), Model.load(theirs, weights="fp8")
     left = {name for name, _ in model.module.named_parameters()}
     gone = {name for name, _ in whole.module.named_parameters()} - left
@@ -78,7 +78,7 @@ def _changed(theirs: Path, folder: Path, **settings: object) -> Path:
     return folder
 
 
-def test_several_tokens_end_a_text(theirs: Path, tmp_path: Path) -> None:
+def test_several_tokens_end_a_text(theirs, tmp_path):
     request = GenerationRequest(ids=(5, 6), rules=Sampling(max_tokens=9, greedy=True))
     (whole,) = continue_rows(Model.load(theirs), [request])
     third = whole.tokens[2]
@@ -93,12 +93,12 @@ def test_several_tokens_end_a_text(theirs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ends", [[300], ["a"], True, -1])
-def test_ends_that_the_model_does_not_have_are_refused(ends: object, theirs: Path, tmp_path: Path) -> None:
+def test_ends_that_the_model_does_not_have_are_refused(ends, theirs, tmp_path):
     with pytest.raises(DamageError, match="names an end-of-text token that the model does not have"):
         Model.load(_changed(theirs, tmp_path / "ends", eos_token_id=ends))
 
 
-def test_what_is_no_model_or_does_not_fit_is_refused(theirs: Path, tmp_path: Path) -> None:
+def test_what_is_no_model_or_does_not_fit_is_refused(theirs, tmp_path):
     with pytest.raises(UsageError, match="there is no folder"):
         Model.load(tmp_path / "none")
     (tmp_path / "a.jsonl").write_text("{}")

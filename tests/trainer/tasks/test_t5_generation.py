@@ -35,7 +35,7 @@ def _theirs(theirs: Any, text: list[int], **options: Any) -> list[list[int]]:
     return [[token for token in row.tolist()[1:] if token not in (0, 256)] for row in rows]
 
 
-def test_greedy_rows_beside_each_other_are_those_of_transformers(pair: tuple[Model, Any]) -> None:
+def test_greedy_rows_beside_each_other_are_those_of_transformers(pair):
     model, theirs = pair
     rules = Sampling(temperature=0.0, max_tokens=NEW)
     answers = continue_rows(model, [GenerationRequest(ids=tuple(text), rules=rules) for text in TEXTS], batch_size=3)
@@ -44,7 +44,7 @@ def test_greedy_rows_beside_each_other_are_those_of_transformers(pair: tuple[Mod
     assert len({tuple(answer.tokens) for answer in answers}) > 1, "texts decide what is written"
 
 
-def test_beams_are_those_of_transformers(pair: tuple[Model, Any]) -> None:
+def test_beams_are_those_of_transformers(pair):
     model, theirs = pair
     for text in TEXTS[:2]:
         beams = search_beams(model, text, width=3, max_tokens=NEW, count=3)
@@ -61,7 +61,7 @@ def _run(engine: DecodeEngine) -> dict[str, list[int]]:
     return found
 
 
-def test_a_preempted_row_reads_its_text_again(pair: tuple[Model, Any]) -> None:
+def test_a_preempted_row_reads_its_text_again(pair):
     model, _ = pair
     rules, found = Sampling(temperature=0.0, ignore_eod=True), []
     for cache in (None, 32):  # the second has room for about one and a half rows
@@ -91,7 +91,7 @@ def _on_ranks(context: Any, path: str, mesh: dict[str, int]) -> tuple[list[list[
         ),
     ],
 )
-def test_stages_write_what_one_rank_writes(name: str, mesh: dict[str, int], tmp_path: Any) -> None:
+def test_stages_write_what_one_rank_writes(name, mesh, tmp_path):
     pytest.importorskip("transformers")
     folder = str(hf_models.save(name, tmp_path / "model"))
     (alone,) = run_ranks(_on_ranks, 1, folder, {})
@@ -99,7 +99,7 @@ def test_stages_write_what_one_rank_writes(name: str, mesh: dict[str, int], tmp_
         assert found == alone
 
 
-def test_what_an_encoder_cannot_read_is_refused(pair: tuple[Model, Any]) -> None:
+def test_what_an_encoder_cannot_read_is_refused(pair):
     model, _ = pair
     engine, rules = DecodeEngine(model), Sampling(temperature=0.0)
     with pytest.raises(UsageError, match=r"a text of 65 tokens does not fit the encoder"):
@@ -110,7 +110,7 @@ def test_what_an_encoder_cannot_read_is_refused(pair: tuple[Model, Any]) -> None
         engine.add(Request("a", [1], rules, 4, echo=True))
 
 
-def test_texts_that_an_encoder_reads_are_not_scored(pair: tuple[Model, Any]) -> None:
+def test_texts_that_an_encoder_reads_are_not_scored(pair):
     """The rows of both stacks would be the same, so each token would be predicted by one that has read it."""
     model, _ = pair
     spans = [ScoredSpan(TEXTS[0], 1)]

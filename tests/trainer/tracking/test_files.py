@@ -16,7 +16,7 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_a_line_that_is_cut_waits_for_its_end(tmp_path: Path) -> None:
+def test_a_line_that_is_cut_waits_for_its_end(tmp_path):
     path = tmp_path / "metrics.jsonl"
     tail = Tail(path)
     assert tail.read() == []  # there is no file yet
@@ -27,7 +27,7 @@ def test_a_line_that_is_cut_waits_for_its_end(tmp_path: Path) -> None:
     assert tail.read() == [{"step": 2, "loss": 3}, {"step": 4}] and tail.damaged == []
 
 
-def test_a_line_that_is_no_json_object_is_named_and_nothing_else_is_lost(tmp_path: Path) -> None:
+def test_a_line_that_is_no_json_object_is_named_and_nothing_else_is_lost(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"st{"step": 2}\n\n[]\n\xff\n{"step": 3}\n')
     tail = Tail(path)
@@ -35,7 +35,7 @@ def test_a_line_that_is_no_json_object_is_named_and_nothing_else_is_lost(tmp_pat
     assert tail.damaged == [12, 29, 32]
 
 
-def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_is_read_again(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n')
     tail = Tail(path)
@@ -45,7 +45,7 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     assert tail.read() == [{"step": 1}, {"step": 9}]
 
 
-def test_lines_come_some_at_a_time(tmp_path: Path) -> None:
+def test_lines_come_some_at_a_time(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {step}}}\n' for step in range(25)))
     tail, sizes, steps = Tail(path), [], []
@@ -55,7 +55,7 @@ def test_lines_come_some_at_a_time(tmp_path: Path) -> None:
     assert sizes == [10, 10, 5] and steps == list(range(25))
 
 
-def test_numbers_have_the_names_of_their_objects() -> None:
+def test_numbers_have_the_names_of_their_objects():
     line = {
         "step": 3,
         "time_s": 1.0,
@@ -68,7 +68,7 @@ def test_numbers_have_the_names_of_their_objects() -> None:
     assert numbers(line) == {"loss": 2.0, "valid/a": 1.5, "valid/b/c": 2.0}
 
 
-def test_events_become_alerts() -> None:
+def test_events_become_alerts():
     alerts = Alerts()
     events = [
         {"event": "start", "step": 0, "time_s": 1.0},
@@ -91,7 +91,7 @@ def test_events_become_alerts() -> None:
     assert not alerts.running and alerts.ended == "finish"
 
 
-def test_the_id_is_drawn_once_and_moves_with_the_checkpoint(tmp_path: Path) -> None:
+def test_the_id_is_drawn_once_and_moves_with_the_checkpoint(tmp_path):
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir(), second.mkdir()
     drawn = run_id(first)
@@ -102,7 +102,7 @@ def test_the_id_is_drawn_once_and_moves_with_the_checkpoint(tmp_path: Path) -> N
     assert tracking_file(tmp_path) == {}
 
 
-def test_another_id_is_another_run_in_trackers(tmp_path: Path) -> None:
+def test_another_id_is_another_run_in_trackers(tmp_path):
     drawn = run_id(tmp_path)
     given = run_id(tmp_path, wanted="mine")
     assert given.id == "mine" and given.origin != drawn.origin
@@ -110,13 +110,13 @@ def test_another_id_is_another_run_in_trackers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"id": 1, "origin": "a"}', b'{"id": "", "origin": "a"}', b"\xff"])
-def test_a_damaged_id_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_id_is_named(tmp_path, content):
     (tmp_path / TRACKING).write_bytes(content)
     with pytest.raises(DamageError, match="does not name the run in trackers"):
         run_id(tmp_path)
     assert (tmp_path / TRACKING).read_bytes() == content
 
 
-def test_the_file_is_json(tmp_path: Path) -> None:
+def test_the_file_is_json(tmp_path):
     drawn = run_id(tmp_path)
     assert json.loads((tmp_path / TRACKING).read_bytes()) == {"id": drawn.id, "origin": drawn.origin}

@@ -91,7 +91,7 @@ def sending(run: TrackedRun, tracker: Tracker, *, name: str = "made", alive: boo
     return Sending(name, tracker, run, alive=lambda: alive, tell=told.append, times=FAST, **options)
 
 
-def test_a_finished_run_is_sent_whole(run: TrackedRun) -> None:
+def test_a_finished_run_is_sent_whole(run):
     write(run, "events", {"event": "start", "step": 0}, {"event": "finished", "step": 30})
     write(run, "metrics", *steps(1, 30))
     store = Store()
@@ -101,7 +101,7 @@ def test_a_finished_run_is_sent_whole(run: TrackedRun) -> None:
     assert store.alerts == ["start", "finish"] and store.closed == ["finish"] and sent.lacks is None
 
 
-def test_a_tracker_that_fails_gets_each_step_once_and_is_named_once(run: TrackedRun) -> None:
+def test_a_tracker_that_fails_gets_each_step_once_and_is_named_once(run):
     write(run, "events", {"event": "start", "step": 0}, {"event": "finished", "step": 2500})
     write(run, "metrics", *steps(1, 2500))
     store, told = Store(fails=4), []
@@ -113,7 +113,7 @@ def test_a_tracker_that_fails_gets_each_step_once_and_is_named_once(run: Tracked
     assert store.alerts == ["start", "finish"]
 
 
-def test_it_gives_up_after_the_run_and_says_so(run: TrackedRun) -> None:
+def test_it_gives_up_after_the_run_and_says_so(run):
     write(run, "events", {"event": "start", "step": 0})
     write(run, "metrics", *steps(1, 4))
     sent = sending(run, Recording(Store(fails=10**6)))
@@ -121,7 +121,7 @@ def test_it_gives_up_after_the_run_and_says_so(run: TrackedRun) -> None:
     assert sent.lacks == "made: the server is away"
 
 
-def test_a_tracker_that_never_worked_is_not_waited_for(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_never_worked_is_not_waited_for(run, monkeypatch):
     class NoKey(Recording):
         def open(self, run: TrackedRun) -> None:
             raise RuntimeError("no key")
@@ -135,7 +135,7 @@ def test_a_tracker_that_never_worked_is_not_waited_for(run: TrackedRun, monkeypa
     assert lacks == ["bad: no key"] and store.steps == [1, 2, 3]
 
 
-def test_a_run_that_goes_back_continues_its_curve(run: TrackedRun) -> None:
+def test_a_run_that_goes_back_continues_its_curve(run):
     """Killed at step 9, it goes on from step 5: the tracker has 6 to 9 already."""
     write(run, "events", {"event": "start", "step": 0})
     write(run, "metrics", *steps(1, 9))
@@ -149,7 +149,7 @@ def test_a_run_that_goes_back_continues_its_curve(run: TrackedRun) -> None:
     assert store.alerts == ["start", "crash", "start", "finish"] and store.closed == ["crash", "finish"]
 
 
-def test_a_run_that_returns_from_a_spike_neither_crashes_nor_starts(run: TrackedRun) -> None:
+def test_a_run_that_returns_from_a_spike_neither_crashes_nor_starts(run):
     """It is the same process; between the two lines it may be killed."""
     spike, back = {"event": "spike", "step": 9}, {"event": "rollback", "step": 9, "checkpoint": "step-5"}
     write(run, "events", {"event": "start", "step": 0}, spike, back)
@@ -168,7 +168,7 @@ def test_a_run_that_returns_from_a_spike_neither_crashes_nor_starts(run: Tracked
     assert store.closed == ["finish"]
 
 
-def test_an_older_run_that_has_done_all_its_steps_is_no_crash(run: TrackedRun) -> None:
+def test_an_older_run_that_has_done_all_its_steps_is_no_crash(run):
     write(run, "events", {"event": "start", "step": 0})
     write(run, "metrics", *steps(1, 4))
     (run.folder / "plan.json").write_text('{"steps": 4}')
@@ -177,7 +177,7 @@ def test_an_older_run_that_has_done_all_its_steps_is_no_crash(run: TrackedRun) -
     assert store.alerts == ["start"] and store.closed == ["finish"]
 
 
-def test_it_follows_a_run_until_its_process_is_gone(run: TrackedRun) -> None:
+def test_it_follows_a_run_until_its_process_is_gone(run):
     write(run, "events", {"event": "start", "step": 0})
     store, alive = Store(), [True]
     sent = Sending("made", Recording(store), run, alive=lambda: alive[0], tell=lambda text: None, times=FAST)
@@ -201,7 +201,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen in 10 s")
 
 
-def test_a_run_without_a_sign_of_life_is_told_of_once(run: TrackedRun) -> None:
+def test_a_run_without_a_sign_of_life_is_told_of_once(run):
     write(run, "events", {"event": "start", "step": 0})
     write(run, "metrics", *steps(1, 3))
     store, now, rounds = Store(), [0.0], [0]
@@ -215,7 +215,7 @@ def test_a_run_without_a_sign_of_life_is_told_of_once(run: TrackedRun) -> None:
     assert store.alerts == ["start", "hang", "crash"]
 
 
-def test_another_runs_id_is_named_and_nothing_is_sent(run: TrackedRun) -> None:
+def test_another_runs_id_is_named_and_nothing_is_sent(run):
     class Foreign(Recording):
         def open(self, run: TrackedRun) -> None:
             run.check_origin("W&B", "someone")
@@ -229,7 +229,7 @@ def test_another_runs_id_is_named_and_nothing_is_sent(run: TrackedRun) -> None:
     run.check_origin("W&B", run.id.origin)
 
 
-def test_damaged_lines_are_named(run: TrackedRun) -> None:
+def test_damaged_lines_are_named(run):
     write(run, "metrics", *steps(1, 2))
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": {"step": 3}\n')
@@ -256,7 +256,7 @@ def with_webhook(run: TrackedRun, **track: object) -> TrackedRun:
     return tracked_run(run.folder, config)
 
 
-def test_a_webhook_is_told_at_least_once_and_not_again(run: TrackedRun, server: Posts) -> None:
+def test_a_webhook_is_told_at_least_once_and_not_again(run, server):
     run = with_webhook(run, webhook_url=server.address)
     write(run, "events", {"event": "start", "step": 0}, {"event": "spike", "step": 3})
     for _ in range(2):
@@ -270,7 +270,7 @@ def test_a_webhook_is_told_at_least_once_and_not_again(run: TrackedRun, server: 
     assert json.loads((run.folder / "webhook.json").read_bytes()) == {"events": 4, "running": False}
 
 
-def test_a_follower_that_begins_late_tells_what_was_before_a_rollback(run: TrackedRun, server: Posts) -> None:
+def test_a_follower_that_begins_late_tells_what_was_before_a_rollback(run, server):
     run = with_webhook(run, webhook_url=server.address)
     back = {"event": "start", "step": 2, "rolled_back": True}
     write(run, "events", {"event": "start", "step": 0}, {"event": "spike", "step": 3}, back, {"event": "finished"})
@@ -278,7 +278,7 @@ def test_a_follower_that_begins_late_tells_what_was_before_a_rollback(run: Track
     assert events_of(server) == ["start", "spike", "finish"]
 
 
-def test_a_webhook_that_hangs_delays_no_other_tracker(run: TrackedRun, server, monkeypatch) -> None:
+def test_a_webhook_that_hangs_delays_no_other_tracker(run, server, monkeypatch):
     server.hangs += [60.0] * 100
     monkeypatch.setattr("trainer.tracking.trackers.WEBHOOK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(follower, "WEBHOOK_TIMEOUT_S", 0.05)
@@ -292,7 +292,7 @@ def test_a_webhook_that_hangs_delays_no_other_tracker(run: TrackedRun, server, m
     assert len(told) == 1 and server.address not in told[0]
 
 
-def test_alerts_that_nobody_wants_are_not_sent(run: TrackedRun, server) -> None:
+def test_alerts_that_nobody_wants_are_not_sent(run, server):
     run = with_webhook(run, webhook_url=server.address, webhook_on=("crash",), webhook_form="slack")
     write(run, "events", {"event": "start", "step": 0}, {"event": "failed", "error": "out of memory"})
     sending(run, Webhook(), name="webhook").run()
@@ -300,7 +300,7 @@ def test_alerts_that_nobody_wants_are_not_sent(run: TrackedRun, server) -> None:
     assert list(body) == ["text"] and "failed: out of memory" in body["text"] and run.name in body["text"]
 
 
-def test_a_webhook_without_an_address_is_named(run: TrackedRun, monkeypatch) -> None:
+def test_a_webhook_without_an_address_is_named(run, monkeypatch):
     monkeypatch.delenv("MTRAIN_WEBHOOK_URL", raising=False)
     told: list[str] = []
     sending(with_webhook(run), Webhook(), name="webhook", told=told).run()
@@ -309,7 +309,7 @@ def test_a_webhook_without_an_address_is_named(run: TrackedRun, monkeypatch) -> 
     assert set(webhook_body(run, alert)) == {"event", "text", "step", "time", "run", "facts"}
 
 
-def test_one_process_sends_to_a_tracker(run: TrackedRun) -> None:
+def test_one_process_sends_to_a_tracker(run):
     write(run, "metrics", *steps(1, 3))
     with file_lock.hold(run.folder / ".track-prometheus.lock"):
         (lacks,) = send(run, ["prometheus"], alive=lambda: False, tell=print, follow=False, times=FAST)
@@ -317,18 +317,18 @@ def test_one_process_sends_to_a_tracker(run: TrackedRun) -> None:
     assert send(run, ["prometheus"], alive=lambda: False, tell=print, follow=False, times=FAST) == []
 
 
-def test_secrets_stay_here(run: TrackedRun) -> None:
+def test_secrets_stay_here(run):
     run = with_webhook(run, webhook_url="http://h/secret")
     assert "track.webhook_url" not in run.config and run.config["train.steps"] == 100
     assert run.name == run.folder.name
 
 
-def test_lines_for_the_user_are_told_from_those_of_libraries() -> None:
+def test_lines_for_the_user_are_told_from_those_of_libraries():
     text = "wandb: syncing\nmtrain: track: wandb: no key\n  the run goes on\n* Trackio\nmtrain: track: done\n"
     assert list(told_lines(text)) == ["track: wandb: no key\n  the run goes on", "track: done"]
 
 
-def test_gauges_have_labels() -> None:
+def test_gauges_have_labels():
     text = prometheus_text({"loss": 2.5, 'valid/a"b': 1.0, "valid/c": 2.0}, {"run": "r"}).decode()
     assert text == (
         '# TYPE mtrain_loss gauge\nmtrain_loss{run="r"} 2.5\n'
@@ -336,6 +336,6 @@ def test_gauges_have_labels() -> None:
     )
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UsageError):
         tracked_run(tmp_path)

@@ -46,7 +46,7 @@ def spans_of(*events: dict[str, Any]) -> list[Span]:
     return spans
 
 
-def test_attempts_saves_and_the_run_are_spans() -> None:
+def test_attempts_saves_and_the_run_are_spans():
     save, first, second, run = spans_of(START, SAVED, SPIKE, *BACK, AGAIN, FINISHED)
     assert (save.name, save.parent, save.begin_s, save.end_s) == ("save", "attempt-1", 126.0, 130.0)
     assert save.facts == {"step": 5, "checkpoint": "step-5"}
@@ -59,7 +59,7 @@ def test_attempts_saves_and_the_run_are_spans() -> None:
     assert (run.parent, run.begin_s, run.end_s, run.facts["attempts"]) == (None, 90.0, 1000.0, 2)
 
 
-def test_an_evaluation_belongs_to_the_attempt_of_its_time() -> None:
+def test_an_evaluation_belongs_to_the_attempt_of_its_time():
     trace, alerts = Trace(), Alerts()
     for event in (START, AGAIN):
         spans = [*trace.event(event), *(span for alert in alerts.of(event) for span in trace.alert(alert))]
@@ -70,12 +70,12 @@ def test_an_evaluation_belongs_to_the_attempt_of_its_time() -> None:
     assert span.facts == {"step": 5, "valid/a": 1.5}
 
 
-def test_a_run_that_is_extended_has_one_span_of_its_own() -> None:
+def test_a_run_that_is_extended_has_one_span_of_its_own():
     more = ({"time_s": 2000.0, "event": "start", "step": 12}, {"time_s": 2100.0, "event": "finished", "step": 20})
     assert [span.key for span in spans_of(START, FINISHED, *more)] == ["attempt-1", "run", "attempt-2"]
 
 
-def test_ids_are_those_of_the_run_and_of_what_a_span_is() -> None:
+def test_ids_are_those_of_the_run_and_of_what_a_span_is():
     assert trace_id("a") != trace_id("b") and trace_id("a") < 2**128
     assert len({span_id(origin, key) for origin in "ab" for key in ("run", "attempt-1")}) == 4
     assert span_id("a", "run") == span_id("a", "run") < 2**64
@@ -114,7 +114,7 @@ def lines(run: TrackedRun, first: int, last: int) -> None:
     write(run, "metrics", *(line | {"valid": {"a": 1.5}, "eval_s": 2.0} for line in steps(first, last)))
 
 
-def test_each_span_is_sent_once_after_kills(run: TrackedRun, collector: Posts) -> None:
+def test_each_span_is_sent_once_after_kills(run, collector):
     """Of the follower; one whose sending was not noted is sent again as the same span."""
     command = [sys.executable, "-m", "cli.mtrain", "track", str(run.folder), "--to", "opentelemetry", "--follow"]
     stages: list[tuple[list[dict[str, Any]], int]] = [([START, SAVED], 2), ([SPIKE, *BACK], 1), ([AGAIN], 2)]
@@ -144,7 +144,7 @@ def test_each_span_is_sent_once_after_kills(run: TrackedRun, collector: Posts) -
     assert {item.key: item.value.string_value for item in save.attributes}["mtrain.checkpoint"] == "step-5"
 
 
-def test_what_was_sent_is_not_sent_again(run: TrackedRun, collector: Posts) -> None:
+def test_what_was_sent_is_not_sent_again(run, collector):
     write(run, "events", START, SAVED, FINISHED)
     lines(run, 1, 2)
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_what_was_sent_is_not_sent_again(run: TrackedRun, collector: Posts) -> N
     assert Counter(span.name for span in received(collector)) == {"save": 1, "evaluation": 2, "attempt": 1, "run": 1}
 
 
-def test_a_span_whose_sending_was_not_noted_keeps_its_id(run: TrackedRun, collector: Posts) -> None:
+def test_a_span_whose_sending_was_not_noted_keeps_its_id(run, collector):
     write(run, "events", START, SAVED, FINISHED)
     for _ in range(2):
         sending(run, OpenTelemetry(), name="opentelemetry").run()
@@ -160,7 +160,7 @@ def test_a_span_whose_sending_was_not_noted_keeps_its_id(run: TrackedRun, collec
     assert set(Counter(span.span_id for span in received(collector)).values()) == {2}
 
 
-def test_a_collector_that_is_not_there_is_named(run: TrackedRun, collector: Posts, monkeypatch) -> None:
+def test_a_collector_that_is_not_there_is_named(run, collector, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     write(run, "events", START, FINISHED)

@@ -93,7 +93,7 @@ def sent(name: str, run: TrackedRun) -> Sending:
     return made
 
 
-def test_a_killed_run_continues_its_curve(name: str, run: TrackedRun) -> None:
+def test_a_killed_run_continues_its_curve(name, run):
     write(run, "events", {"event": "start", "step": 0})
     write(run, "metrics", *steps(1, 9))
     sent(name, run)
@@ -106,7 +106,7 @@ def test_a_killed_run_continues_its_curve(name: str, run: TrackedRun) -> None:
     assert [loss for _, loss in losses] == pytest.approx([1 / step for step in range(1, 13)], rel=1e-6)
 
 
-def test_another_runs_id_is_refused(name: str, run: TrackedRun) -> None:
+def test_another_runs_id_is_refused(name, run):
     if name == "wandb":
         pytest.skip("offline, W&B does not know what its server has")
     write(run, "metrics", *steps(1, 3))
@@ -118,7 +118,7 @@ def test_another_runs_id_is_refused(name: str, run: TrackedRun) -> None:
     assert [step for step, _ in READERS[name](run)] == [1, 2, 3]
 
 
-def test_event_files_that_a_kill_has_cut_are_continued(run: TrackedRun) -> None:
+def test_event_files_that_a_kill_has_cut_are_continued(run):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed (extra [track])")
     write(run, "metrics", *steps(1, 50))
     sent("tensorboard", run)
@@ -128,7 +128,7 @@ def test_event_files_that_a_kill_has_cut_are_continued(run: TrackedRun) -> None:
     assert [step for step, _ in tensorboard_losses(run)] == list(range(1, 51))
 
 
-def test_records_of_wandb_are_joined_over_blocks() -> None:
+def test_records_of_wandb_are_joined_over_blocks():
     """Built here as LevelDB's log format says: parts do not cross blocks of 32 KiB, and short ends are left empty."""
     records = [b"a" * 10, b"b" * 70_000, b"", b"c" * 32_700, b"d"]
     content = bytearray(7)
