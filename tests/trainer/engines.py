@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.helpers.ranks import run_ranks
 from tests.trainer.shapes import SHAPES
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.save import Target, save_checkpoint
@@ -26,6 +27,7 @@ from trainer.config.sections import (
 )
 from trainer.models.stage import Microbatch
 from trainer.optim.ownership import Ownership
+from trainer.parallel.collectives import all_reduce_
 from trainer.parallel.init import normal
 from trainer.parallel.mesh import mesh_of
 from trainer.plan.plan import make_plan
@@ -135,6 +137,27 @@ def reduced(engine: Engine, divisor: Any = 1) -> list[tuple[str, Any, np.ndarray
     runs = engine.buffers.owned.runs
     flat = torch.cat([engine.buffers.gradients.view(run.start, run.stop) for run in runs])
     return logical(engine.buffers.owned, flat / divisor)
+
+
+def step_gradients(context: Any, config: RunConfig, documents: bool = False) -> Any:
+    """(loss and tokens, evaluation, gradients of one step as the optimizer sees them) on this rank."""
+    engine = layouts(context, config)
+    batches = microbatches(engine, 0)
+    if documents:
+        batches = with_documents(batches)
+    evaluated = engine.evaluate(batches)
+    totals = engine.add_gradients(batches)
+    for axis in ("pp", "data"):
+        all_reduce_(totals, engine.world.groups[axis])
+    return totals.tolist(), evaluated, reduced(engine, totals[1])
+
+
+def whole_gradients(config: RunConfig, ranks: int, documents: bool = False) -> Any:
+    """The same of all ranks together, which agree on loss, tokens and evaluation."""
+    results = run_ranks(step_gradients, ranks, config, documents)
+    (totals,) = {tuple(totals) for totals, *_ in results}
+    (evaluated,) = {found for _, found, _ in results}
+    return totals, evaluated, assemble([part for *_, parts in results for part in parts])
 
 
 def assemble(parts: list[tuple[str, Any, np.ndarray]]) -> dict[str, np.ndarray]:

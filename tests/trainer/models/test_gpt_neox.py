@@ -14,13 +14,10 @@ from mdata import UsageError
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
     SEQUENCE,
-    assemble,
     check_same_gradients,
     kept_bytes,
-    layouts,
-    microbatches,
-    reduced,
     small_config,
+    whole_gradients,
 )
 from trainer.config.presets import PRESETS
 from trainer.config.sections import GPTNeoXSection, MeshSection, RecomputeSection
@@ -30,7 +27,7 @@ from trainer.convert.model_keys import model_config
 from trainer.layers.rope import rotated_features
 from trainer.models.family import family_of
 from trainer.models.gpt.memory import block_bytes
-from trainer.parallel.collectives import Group, all_reduce_
+from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import check
 from trainer.run.resume import _model_conflict
@@ -56,22 +53,9 @@ def _config(*, parallel=True, shared=False, recompute="none", **mesh):
     return replace(config, model=model, mesh=MeshSection(**mesh), recompute=RecomputeSection(mode=recompute))
 
 
-def _gradients(context, config):
-    engine = layouts(context, config)
-    totals = engine.add_gradients(microbatches(engine, 0))
-    for axis in ("dp", "pp"):
-        all_reduce_(totals, engine.world.groups[axis])
-    return totals.tolist(), reduced(engine, totals[1])
-
-
-def _whole(config, ranks):
-    results = run_ranks(_gradients, ranks, config)
-    return results[0][0], assemble([part for _, parts in results for part in parts])
-
-
 @pytest.fixture(scope="module")
 def alone():
-    return _whole(_config(), 1)
+    return whole_gradients(_config(), 1)
 
 
 @pytest.mark.parametrize(
@@ -83,16 +67,16 @@ def alone():
     ],
 )
 def test_gradients_do_not_depend_on_layout_and_recomputation(alone, ranks, options):
-    totals, gradients = _whole(_config(**options), ranks)
+    totals, _, gradients = whole_gradients(_config(**options), ranks)
     np.testing.assert_allclose(totals, alone[0], rtol=1e-12)
-    check_same_gradients(gradients, alone[1])
+    check_same_gradients(gradients, alone[2])
 
 
 def test_a_shared_norm_is_independent_of_layout_and_recomputation():
-    totals, expected = _whole(_config(shared=True), 1)
+    totals, _, expected = whole_gradients(_config(shared=True), 1)
     assert not [name for name in expected if ".mlp_norm." in name]
     for ranks, options in ((4, {"tp": 2, "pp": 2, "sequence_parallel": True}), (1, {"recompute": "selective"})):
-        got_totals, gradients = _whole(_config(shared=True, **options), ranks)
+        got_totals, _, gradients = whole_gradients(_config(shared=True, **options), ranks)
         np.testing.assert_allclose(got_totals, totals, rtol=1e-12)
         check_same_gradients(gradients, expected)
 

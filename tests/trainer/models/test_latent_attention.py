@@ -11,14 +11,10 @@ import torch
 
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
-    assemble,
     check_same_gradients,
     kept_bytes,
-    layouts,
-    microbatches,
-    reduced,
     small_config,
-    with_documents,
+    whole_gradients,
 )
 from trainer.config.sections import MeshSection, MLASection, RecomputeSection, RunConfig
 from trainer.layers.rope import rotation
@@ -39,24 +35,12 @@ def config_of(mla: MLASection = LATENT, *, mesh: MeshSection | None = None, **mo
     return replace(config, model=replace(config.model, **given))
 
 
-def _gradients(context, config, documents):
-    engine = layouts(context, config)
-    batches = microbatches(engine, 0)
-    totals = engine.add_gradients(with_documents(batches) if documents else batches)
-    return totals.tolist(), reduced(engine)
-
-
-def _whole(config, ranks, documents):
-    results = run_ranks(_gradients, ranks, config, documents)
-    return results[-1][0][0], assemble([part for _, parts in results for part in parts])
-
-
 @pytest.mark.parametrize(("mode", "mesh"), [("none", {}), ("selective", {"cp": 2})])
 def test_keys_and_values_that_are_made_again_have_the_same_bits(mode, mesh):
     config = config_of(mesh=MeshSection(**mesh), **YARN)
     ranks = max(mesh.values(), default=1)
-    (loss, kept), (again_loss, again) = (
-        _whole(replace(config, recompute=RecomputeSection(mode=mode, mla_up_proj=on)), ranks, False)
+    (loss, _, kept), (again_loss, _, again) = (
+        whole_gradients(replace(config, recompute=RecomputeSection(mode=mode, mla_up_proj=on)), ranks)
         for on in (False, True)
     )
     assert loss == again_loss
@@ -94,15 +78,14 @@ def test_what_attention_keeps_for_backward_is_what_a_plan_says(mla_up_proj):
 
 @pytest.mark.parametrize("documents", [False, True])
 def test_every_layout_has_the_gradients_of_one_rank(documents):
-    loss, expected = _whole(config_of(**YARN), 1, documents)
+    (loss, _), _, expected = whole_gradients(config_of(**YARN), 1, documents)
     for ranks, mesh in (
         (2, MeshSection(cp=2)),
         (4, MeshSection(tp=2, pp=2, sequence_parallel=True)),
         (4, MeshSection(tp=2, cp=2, sequence_parallel=True)),
     ):
-        got_loss, got = _whole(config_of(mesh=mesh, **YARN), ranks, documents)
-        if mesh.pp == 1 and mesh.cp == 1:
-            assert got_loss == pytest.approx(loss, rel=1e-12)
+        (got_loss, _), _, got = whole_gradients(config_of(mesh=mesh, **YARN), ranks, documents)
+        assert got_loss == pytest.approx(loss, rel=1e-12)
         check_same_gradients(got, expected)
 
 

@@ -22,10 +22,9 @@ from tests.trainer.engines import (
     layouts,
     logical,
     microbatches,
-    reduced,
     save_engine,
     small_config,
-    with_documents,
+    whole_gradients,
 )
 from trainer.checkpoint.format import RunState
 from trainer.config.presets import PRESETS
@@ -79,21 +78,9 @@ def config_of(
     )
 
 
-def _gradients(context: Any, config: RunConfig, documents: bool) -> Any:
-    engine = layouts(context, config)
-    batches = microbatches(engine, 0)
-    totals = engine.add_gradients(with_documents(batches) if documents else batches)
-    return totals.tolist(), reduced(engine)
-
-
-def _whole(config: RunConfig, ranks: int, documents: bool) -> Any:
-    results = run_ranks(_gradients, ranks, config, documents)
-    return results[-1][0][0], assemble([part for _, parts in results for part in parts])
-
-
 @functools.cache
 def _of_one_rank(documents: bool) -> Any:
-    return _whole(config_of(), 1, documents)
+    return whole_gradients(config_of(), 1, documents)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +103,8 @@ def _of_one_rank(documents: bool) -> Any:
     ],
 )
 def test_every_layout_has_the_gradients_of_one_rank(options, ranks, documents):
-    _, expected = _of_one_rank(documents)
-    _, got = _whole(config_of(**options), ranks, documents)
+    *_, expected = _of_one_rank(documents)
+    *_, got = whole_gradients(config_of(**options), ranks, documents)
     check_same_gradients(got, expected)
     assert all(np.abs(values).max() > 0 for values in expected.values()), "every tensor has a gradient"
 

@@ -29,9 +29,9 @@ from tests.trainer.engines import (
     layouts,
     logical,
     microbatches,
-    reduced,
     save_engine,
     small_config,
+    whole_gradients,
     with_documents,
 )
 from trainer.checkpoint.folder import read_index
@@ -39,7 +39,7 @@ from trainer.checkpoint.format import RunState
 from trainer.config.sections import PrecisionSection, RunConfig
 from trainer.optim import buffers, data_parallel
 from trainer.parallel import collectives
-from trainer.parallel.collectives import Pending, all_reduce_
+from trainer.parallel.collectives import Pending
 from trainer.parallel.mesh import mesh_of
 from trainer.plan.memory import in_use_bytes, kept_bytes, tables
 from trainer.plan.plan import make_plan
@@ -65,23 +65,6 @@ def _config(shape: str, /, *, dtype: str = "fp64", **options: Any) -> RunConfig:
                 break
     changed = {section: replace(getattr(config, section), **fields) for section, fields in sections.items()}
     return replace(config, **changed)
-
-
-def _gradients(context: Any, config: RunConfig) -> Any:
-    engine = layouts(context, config)
-    batches = microbatches(engine, 0)
-    evaluated = engine.evaluate(batches)
-    totals = engine.add_gradients(batches)
-    for axis in ("pp", "data"):
-        all_reduce_(totals, engine.world.groups[axis])
-    return totals.tolist(), evaluated, reduced(engine, totals[1])
-
-
-def _whole(config: RunConfig, ranks: int) -> Any:
-    results = run_ranks(_gradients, ranks, config)
-    (totals,) = {tuple(totals) for totals, *_ in results}
-    (evaluated,) = {found for _, found, _ in results}
-    return totals, evaluated, assemble([part for *_, parts in results for part in parts])
 
 
 # name -> (ranks, shape, options)
@@ -115,8 +98,8 @@ FORMS += [(case, "none") for case in ("cp 2, dp 2", "1f1b, tied", "zb_v, tied, r
 @pytest.mark.parametrize(("case", "sharding"), soaked(FORMS, but=[FORMS[0], *FORMS[3:-3:4], FORMS[-1]]))
 def test_gradients_equal_those_of_one_rank(case, sharding):
     ranks, config = _layout(case, sharding)
-    expected_totals, expected_loss, expected = _whole(_alone(case), 1)
-    totals, evaluated, got = _whole(config, ranks)
+    expected_totals, expected_loss, expected = whole_gradients(_alone(case), 1)
+    totals, evaluated, got = whole_gradients(config, ranks)
     np.testing.assert_allclose(totals, expected_totals, rtol=1e-12)
     np.testing.assert_allclose(evaluated, expected_loss, rtol=1e-12)
     check_same_gradients(got, expected)

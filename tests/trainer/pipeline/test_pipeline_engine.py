@@ -13,10 +13,18 @@ import pytest
 
 from tests.helpers.examples import soaked
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, check_same_gradients, layouts, logical, microbatches, reduced, small_config
+from tests.trainer.engines import (
+    assemble,
+    check_same_gradients,
+    layouts,
+    logical,
+    microbatches,
+    small_config,
+    step_gradients,
+    whole_gradients,
+)
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.errors import LostRankError
-from trainer.parallel.collectives import all_reduce_
 
 LAYERS = 5
 
@@ -30,24 +38,6 @@ def _config(name: str, *, micro_batch: int = 1, dtype: str = "fp64", dropout: fl
         model = replace(model, tie_embeddings=tied)
     train = replace(config.train, micro_batch=micro_batch)
     return replace(config, model=model, train=train, mesh=MeshSection(**mesh), recompute=recompute)
-
-
-def _gradients(context: Any, config: RunConfig) -> Any:
-    """(loss and tokens, evaluation, gradients of one step as the optimizer sees them)."""
-    engine = layouts(context, config)
-    batches = microbatches(engine, 0)
-    evaluated = engine.evaluate(batches)
-    totals = engine.add_gradients(batches)
-    for axis in ("pp", "data"):
-        all_reduce_(totals, engine.world.groups[axis])
-    return totals.tolist(), evaluated, reduced(engine, totals[1])
-
-
-def _whole(config: RunConfig, ranks: int) -> Any:
-    results = run_ranks(_gradients, ranks, config)
-    (totals,) = {tuple(totals) for totals, *_ in results}
-    (evaluated,) = {found for _, found, _ in results}
-    return totals, evaluated, assemble([part for *_, parts in results for part in parts])
 
 
 PIPELINES = {
@@ -78,8 +68,8 @@ OFTEN = ["1f1b, 4 stages, by hand, tied", "gpipe, balanced, dropout", "interleav
 def test_fp64_gradients_equal_those_of_one_rank(case):
     ranks, name, options = PIPELINES[case]
     alone = {key: value for key, value in options.items() if key in ("dropout", "tied", "layers")}
-    expected_totals, expected_loss, expected = _whole(_config(name, **alone), 1)
-    totals, evaluated, got = _whole(_config(name, **options), ranks)
+    expected_totals, expected_loss, expected = whole_gradients(_config(name, **alone), 1)
+    totals, evaluated, got = whole_gradients(_config(name, **options), ranks)
     np.testing.assert_allclose(totals, expected_totals, rtol=1e-12)
     np.testing.assert_allclose(evaluated, expected_loss, rtol=1e-12)
     check_same_gradients(got, expected)
@@ -111,7 +101,7 @@ def test_interleaved_stages_give_the_bits_of_as_many_ranks():
     for ranks, schedule in ((4, "1f1b"), (2, "interleaved"), (2, "zb_v")):
         config = _config("llama", pp=ranks, schedule=schedule, layers=4, dtype="fp32")
         (losses, *_), parts = zip(
-            *((totals, held) for totals, _, held in run_ranks(_gradients, ranks, config)), strict=True
+            *((totals, held) for totals, _, held in run_ranks(step_gradients, ranks, config)), strict=True
         )
         found[schedule] = losses, assemble([part for held in parts for part in held])
     losses, gradients = found["1f1b"]
