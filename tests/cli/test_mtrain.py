@@ -20,6 +20,7 @@ from cli.mtrain import COMMANDS, main
 from cli.mtrain_train import _ending_for_good, result_text
 from mdata import ResourceError, StoppedError, UsageError
 from mdata.util import file_lock
+from tests.helpers.processes import children_of
 from tests.helpers.runs import make_config, make_corpora, write_jsonl
 from trainer.config.parse import dump_config
 from trainer.launching.job import END_FILE, FINAL
@@ -510,7 +511,7 @@ def test_ctrl_c_saves_and_leaves_no_rank(real_run, tmp_path):
     while len(read_metrics(folder)) < 2:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = children_of(process.pid)
     assert len(children) >= 2
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -539,8 +540,8 @@ def test_a_rank_that_is_ended_from_outside_is_told(real_run, tmp_path, number, c
     while len(read_metrics(folder)) < 2:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (rank,) = (int(pid) for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+    children = children_of(process.pid)
+    (rank,) = (pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
     os.kill(rank, number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, ""), err

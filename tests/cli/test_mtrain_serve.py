@@ -21,6 +21,7 @@ import pytest
 
 from cli.mtrain import main
 from mdata.util.commands import command_line
+from tests.helpers.processes import is_alive, wait_until
 from tests.helpers.serving import Reply, Running
 from tests.trainer.convert.hf_models import save
 from trainer.tasks.generate import GenerationRequest, continue_rows
@@ -115,20 +116,6 @@ def rest(connection: socket.socket) -> bytes:
     return said
 
 
-def wait_until_gone(pids: list[int]) -> None:
-    deadline_s = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() and _state(pid) != "Z" for pid in pids):
-        assert time.monotonic() < deadline_s, "a rank is still there"
-        time.sleep(0.05)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
-
-
 def test_a_signal_lets_open_requests_end(model):
     with started(model) as server:
         (rank,) = server.ranks()
@@ -146,7 +133,7 @@ def test_a_signal_lets_open_requests_end(model):
             code, lines = server.end()
         assert code == 0 and "SIGTERM: sequences left to finish: 1;" in lines
         assert re.search(r"KV cache: 1,024 tokens over all sequences, 0\.0 GiB on each rank", lines), "16 of 64"
-        wait_until_gone([rank])
+        wait_until(lambda: not any(map(is_alive, [rank])))
 
 
 def test_a_second_signal_ends_open_requests_with_an_error(model):
@@ -164,7 +151,7 @@ def test_a_second_signal_ends_open_requests_with_an_error(model):
         assert b"the server was stopped before this request ended" in said and b"[DONE]" not in said
         code, lines = server.end()
         assert code == 0 and "Traceback" not in lines
-        wait_until_gone([rank])
+        wait_until(lambda: not any(map(is_alive, [rank])))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +184,7 @@ def test_a_killed_rank_ends_requests_and_ranks(model, when, rank):
         assert f"rank {rank} was killed by SIGKILL".encode() in said and b"[DONE]" not in said
         code, lines = server.end()
         assert code == 5 and f"rank {rank} was killed by SIGKILL" in lines
-        wait_until_gone(ranks)
+        wait_until(lambda: not any(map(is_alive, ranks)))
 
 
 @pytest.mark.soak  # the waiting itself: tests/trainer/serve/test_processes.py
@@ -212,7 +199,7 @@ def test_a_stopped_rank_ends_requests_and_ranks(model, mesh, rank):
         assert f"rank {rank} did not respond for 8 s".encode() in said and b"[DONE]" not in said
         code, lines = server.end()
         assert code == 5 and f"rank {rank} did not respond for 8 s; rank {rank} was last in " in lines
-        wait_until_gone(ranks)
+        wait_until(lambda: not any(map(is_alive, ranks)))
 
 
 @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.soak)])
@@ -223,7 +210,7 @@ def test_a_killed_server_takes_its_ranks_along(model, stream):
         with opened(server, stream=stream):
             server.process.kill()
             server.process.wait(60)
-            wait_until_gone(ranks)
+            wait_until(lambda: not any(map(is_alive, ranks)))
 
 
 @pytest.mark.soak

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from cli.mtrain import main
 from tests.helpers.examples import SOAK
+from tests.helpers.processes import children_of
 from tests.trainer.convert.hf_models import save
 from trainer.tasks.loaded_model import Model
 
@@ -187,8 +188,7 @@ def test_ranks_of_nproc_end_together(model, tmp_path, number, code, text):
     until_s = time.monotonic() + 120
     while not (output.exists() and output.stat().st_size) and time.monotonic() < until_s and process.poll() is None:
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ranks = [int(pid) for pid in children if b"mtrain_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    ranks = [pid for pid in children_of(process.pid) if b"mtrain_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(ranks) == 2
     os.kill(process.pid if number == signal.SIGINT else ranks[1], number)
     _, error = process.communicate(timeout=60)

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.mtrain import main
 from tests.helpers.posts import Posts, receiving_posts
+from tests.helpers.processes import wait_until
 from trainer.run.metrics import read_metrics
 
 RUN = """
@@ -44,14 +44,6 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Posts]:
     with receiving_posts() as posts:
         monkeypatch.setenv("MTRAIN_WEBHOOK_URL", f"{posts.address}/")
         yield posts
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not happen in a minute")
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -18,6 +17,7 @@ from mdata.launching.job_status import job_status
 from tests.cluster.kills import preprocess, run, write_mix
 from tests.helpers import ray_cluster, slurm
 from tests.helpers.house_rules import ROOT
+from tests.helpers.processes import wait_until
 
 NEEDS_SLURM = pytest.mark.skipif(slurm.missing() is not None, reason=slurm.missing() or "")
 NEEDS_RAY = pytest.mark.skipif(ray_cluster.missing() is not None, reason=ray_cluster.missing() or "")
@@ -56,13 +56,6 @@ def launch(cluster, folder, *words):
     command = [sys.executable, "-m", "mdata", "launch", "slurm", "--cpus", "1", *words, "--", *preprocess("out/c")]
     environment = {**cluster.environment, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-
-
-def wait_until(ready, seconds=60):
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.2)
 
 
 @NEEDS_SLURM

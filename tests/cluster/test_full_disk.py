@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_engines import wait_until
 from tests.cluster.test_torchrun import run_in
 from tests.helpers.house_rules import ROOT
+from tests.helpers.processes import wait_until
 from tests.helpers.small_disk import FILLER, fill, missing, small_disk
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig

@@ -15,8 +15,9 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.cluster.test_engines import NEEDS_RAY, NEEDS_SLURM, wait_until
+from tests.cluster.test_engines import NEEDS_RAY, NEEDS_SLURM
 from tests.helpers.house_rules import ROOT
+from tests.helpers.processes import wait_until
 from tests.helpers.ray_cluster import ray_cluster
 from tests.helpers.slurm import slurm
 from tests.trainer.launching.test_on_kubernetes import SCHEMAS

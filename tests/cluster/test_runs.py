@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_engines import NEEDS_SLURM, wait_until
+from tests.cluster.test_engines import NEEDS_SLURM
+from tests.helpers.processes import wait_until
 from tests.helpers.slurm import slurm
 from trainer.run.metrics import read_events, read_metrics
 

@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.helpers.examples import soaked
 from tests.helpers.house_rules import ROOT
+from tests.helpers.processes import children_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config
 from trainer.config.parse import dump_config
@@ -102,8 +103,7 @@ def _wait(processes, condition, seconds: float = 240) -> None:
 
 
 def _ranks(node: subprocess.Popen[bytes]) -> list[int]:
-    text = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text()
-    return [int(pid) for pid in text.split() if b"cli.mtrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children_of(node.pid) if b"cli.mtrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.slow

@@ -30,11 +30,12 @@ from mdata.progress import Silent
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.open_by_keys import open_by_keys
+from tests.helpers.processes import is_alive, wait_until
 
 
 @pytest.fixture
 def dataset(tmp_path):
-    wait_for_no_threads()  # those of other tests are about to end
+    wait_until(lambda: threads() == 0)  # those of other tests are about to end
     write_pair(tmp_path / "a", [[50]] * 10)
     return mdata.open_dataset(tmp_path / "a", sequence_length=8)
 
@@ -50,26 +51,19 @@ def threads() -> int:
     return sum(thread.name == "mdata-prefetch" for thread in threading.enumerate())
 
 
-def wait_for_no_threads() -> None:
-    deadline = time.monotonic() + 10
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threads() == 0
-
-
 def test_the_thread_ends_when_the_iterator_is_dropped_or_closed(dataset):
     steps = iter(Loader(dataset, BatchPlan(2, 1)))
     next(steps)
     assert threads() == 1
     steps.close()
-    wait_for_no_threads()
+    wait_until(lambda: threads() == 0)
     with pytest.raises(StopIteration):
         next(steps)
     steps = iter(Loader(dataset, BatchPlan(2, 1)))
     next(steps)
     del steps
     gc.collect()
-    wait_for_no_threads()
+    wait_until(lambda: threads() == 0)
 
 
 def test_an_error_of_the_thread_is_raised_in_its_place(dataset, monkeypatch):
@@ -90,7 +84,7 @@ def test_an_error_of_the_thread_is_raised_in_its_place(dataset, monkeypatch):
         next(steps)
     with pytest.raises(StopIteration):
         next(steps)
-    wait_for_no_threads()
+    wait_until(lambda: threads() == 0)
 
 
 def test_at_most_prefetch_steps_are_read_ahead(dataset, monkeypatch):
@@ -111,7 +105,7 @@ def test_a_finite_dataset_ends_with_its_last_whole_step(tmp_path):
     assert dataset.num_samples == 7
     steps = list(Loader(dataset, BatchPlan(3, 3)))
     assert sorted(np.concatenate([batch.samples for step in steps for batch in step]).tolist()) == list(range(6))
-    wait_for_no_threads()
+    wait_until(lambda: threads() == 0)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +160,7 @@ def test_steps_grow_by_the_plan_and_a_loader_goes_on_where_one_stopped(dataset):
 
 
 def test_it_ends_where_the_samples_that_were_asked_for_do(tmp_path):
-    wait_for_no_threads()
+    wait_until(lambda: threads() == 0)
     write_pair(tmp_path / "a", [[50]] * 10)
     data = mdata.open_dataset(tmp_path / "a", sequence_length=8, num_samples=21)
     numbers = [[batch.samples.tolist() for batch in step] for step in Loader(data, BatchPlan(6, 3))]
@@ -195,7 +189,7 @@ def test_a_state_counts_what_was_handed_out_by_the_newest_iterator(dataset):
     assert loader.state_dict()["consumed_samples"] == 16
     for one in (first, second, third):
         one.close()
-    wait_for_no_threads()
+    wait_until(lambda: threads() == 0)
 
 
 def test_a_loader_that_is_kept_does_not_keep_the_thread_of_a_loop_that_was_left(dataset):
@@ -203,7 +197,7 @@ def test_a_loader_that_is_kept_does_not_keep_the_thread_of_a_loop_that_was_left(
     for _ in loader:
         break
     gc.collect()
-    wait_for_no_threads()
+    wait_until(lambda: threads() == 0)
     assert loader.state_dict()["consumed_samples"] == 2
 
 
@@ -228,13 +222,6 @@ def blend(tmp_path) -> mdata.Dataset:
     return mdata.open_dataset(tmp_path / "mix.json", sequence_length=8)
 
 
-def until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)
-
-
 class Row:
     """Something whose life can be watched."""
 
@@ -257,7 +244,7 @@ def test_no_more_than_ahead_and_two_steps_are_alive(ahead, parts):
         step = next(steps)
         assert len(step) == parts
         # A slow consumer: all that may be read ahead is.
-        until(lambda taken=taken: number_read == parts * min(40, taken + ahead + 1))
+        wait_until(lambda taken=taken: number_read == parts * min(40, taken + ahead + 1))
         del step
     assert most <= parts * (ahead + 2)
     assert most >= parts * (ahead + 1)  # or nothing was read ahead, and this test shows nothing
@@ -285,7 +272,7 @@ def test_live_batches_of_a_loader_are_counted(blend, monkeypatch):
     steps.close()
     assert most <= 4 * (2 + 2)
     del steps
-    until(lambda: gc.collect() >= 0 and not alive)
+    wait_until(lambda: gc.collect() >= 0 and not alive)
 
 
 @pytest.mark.parametrize("reads", [1, 4])  # of a step
@@ -382,7 +369,7 @@ def test_a_closed_iterator_reads_no_further_part_of_its_step():
     assert begun.wait(30)
     steps.close()
     disk.set()
-    until(lambda: all(t.name != "mdata-prefetch" for t in threading.enumerate()))
+    wait_until(lambda: all(t.name != "mdata-prefetch" for t in threading.enumerate()))
     assert parts_read == [0]
 
 
@@ -451,13 +438,6 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_parent_that_is_killed_leaves_no_process(tmp_path, workers):
     if workers:
@@ -468,7 +448,7 @@ def test_a_parent_that_is_killed_leaves_no_process(tmp_path, workers):
     assert len(below) == workers
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
-    until(lambda: all(map(gone, below)))
+    wait_until(lambda: not any(map(is_alive, below)))
 
 
 def test_ctrl_c_ends_a_process_whose_disk_stands_still_once_the_read_is_over(tmp_path):

@@ -29,7 +29,8 @@ from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import config_of, load_tokenizer
-from tests.mdata.preprocessing.test_preprocess import GOLDEN, children_of, options
+from tests.helpers.processes import children_of, is_alive, wait_until
+from tests.mdata.preprocessing.test_preprocess import GOLDEN, options
 from tests.mdata.sources.inputs import find_files
 
 SPEC = EncodeSpec(ReadSpec(), None, "uint16")
@@ -245,10 +246,8 @@ def test_nothing_is_left_when_the_owner_is_killed():
     assert len(pids) == 3
     owner.kill()
     said = owner.communicate(timeout=60)[1]
-    end = time.monotonic() + 30
-    while any(map(is_alive, pids)) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not any(map(is_alive, pids)) and said == ""
+    wait_until(lambda: not any(map(is_alive, pids)))
+    assert said == ""
 
 
 @pytest.mark.parametrize("life", ["fork server", "worker"])
@@ -263,13 +262,6 @@ def test_a_message_that_its_killed_owner_could_not_finish_is_the_end(life):
         _run_worker(theirs, [], _Counting())
     with pytest.raises(EOFError):
         theirs.recv()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_no_process_is_left_over():

@@ -33,6 +33,7 @@ from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.examples import examples
 from tests.helpers.manifests import assert_valid
+from tests.helpers.processes import children_of
 from tests.mdata.preprocessing.twin import documents_of, pair_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -340,10 +341,6 @@ def test_the_first_fault_of_the_input_stops_the_run(tmp_path, workers):
     job = options(tmp_path / "out", input=(str(tmp_path / "x.jsonl.gz"),), workers=workers, chunk_bytes=30_000)
     with pytest.raises(BadInputError, match=r"x\.jsonl\.gz:20001: "):
         mdata.preprocess(job)
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class KillOne(Silent):

@@ -18,6 +18,7 @@ from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.util.background import BackgroundIterator
 from tests.helpers.examples import examples
+from tests.helpers.processes import wait_until
 from tests.mdata.sources.inputs import ENDINGS, find_files, write
 
 SPEC = ReadSpec()
@@ -35,13 +36,6 @@ def ours():
 def no_thread_is_left():
     yield
     assert ours() == []
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "this should have come about long ago"
-        time.sleep(0.001)
 
 
 def counting(limit, given_items, error=None):
@@ -73,11 +67,11 @@ def test_items_come_in_order_and_the_error_after_them(limit, budget, taken, fail
 def test_no_more_waits_than_the_budget_allows():
     computed = []
     ahead = iterate(counting(1000, computed), weight=lambda _: 10, limit=45)
-    eventually(lambda: len(computed) == 5)  # four wait, one more is in the thread's hands
+    wait_until(lambda: len(computed) == 5)  # four wait, one more is in the thread's hands
     time.sleep(0.02)
     assert len(computed) == 5
     assert next(ahead) == 0
-    eventually(lambda: len(computed) == 6)
+    wait_until(lambda: len(computed) == 6)
     ahead.close()
     assert len(computed) == 6
 

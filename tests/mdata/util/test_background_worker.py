@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mdata.util.background import BackgroundWorker, map_files
 from tests.helpers.examples import examples
+from tests.helpers.processes import wait_until
 
 
 @examples(50)
@@ -44,7 +45,7 @@ def test_no_more_than_asked_wait(limit):
     thread = threading.Thread(target=giver, daemon=True)
     thread.start()
     for allowed in range(limit + 1, 11):
-        _until(lambda allowed=allowed: len(given_items) == allowed)
+        wait_until(lambda allowed=allowed: len(given_items) == allowed)
         time.sleep(0.01)
         assert len(given_items) == allowed
         go.release()
@@ -166,13 +167,6 @@ def test_a_failure_keeps_its_cause():
     with pytest.raises(KeyError, match="of the work") as found:
         put_many()
     assert str(found.value.__cause__) == "of the disk"
-
-
-def _until(true) -> None:
-    end = time.monotonic() + 10
-    while not true() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert true()
 
 
 @pytest.mark.parametrize("count", [0, 3, 64, 65, 300])

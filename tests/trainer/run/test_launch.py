@@ -18,6 +18,7 @@ import pytest
 
 import mdata
 from mdata import DamageError, MdataError, ResourceError, StoppedError, UsageError
+from tests.helpers.processes import is_alive, wait_until
 from tests.helpers.runs import make_mix
 from tests.trainer.plan.test_plan import config
 from trainer.config.parse import ReadConfig, dump_config, read_config
@@ -217,10 +218,10 @@ def test_a_rank_that_names_others_kills_its_siblings_alone(tmp_path):
             done = subprocess.run([sys.executable, "-c", NAMING, tmp_path], cwd=ROOT, check=False)
             assert done.returncode == 5 and [report.rank for report in read_reports(tmp_path)] == [0]
             assert sibling.wait(10) == -signal.SIGKILL
-            assert alive(stranger)
+            assert is_alive(stranger)
         finally:
             sibling.kill()
-            if alive(stranger):
+            if is_alive(stranger):
                 os.kill(stranger, signal.SIGKILL)
 
 
@@ -352,23 +353,8 @@ def parent(request, rank_script, tmp_path: Path):
         process.kill()
         process.wait()
         process.stderr.close()
-        for pid in filter(alive, pids):  # only where the test has failed
+        for pid in filter(is_alive, pids):  # only where the test has failed
             os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(2400):  # two interpreters start beside all other tests
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen within 120 s")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -383,7 +369,7 @@ def test_a_stopped_command_leaves_no_rank(parent, number, code, text):
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (code, text)
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 @pytest.mark.parametrize("parent", [LISTENING], indirect=True)
@@ -406,14 +392,14 @@ def test_a_signal_is_handed_on_to_ranks_that_listen(parent, number, fails, code,
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (code, text)
     assert {(reports / f"heard-{rank}").read_text() for rank in range(2)} == {str(int(number))}
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 def test_a_killed_command_leaves_no_rank(parent):
     process, pids = parent
     process.kill()
     process.wait()
-    wait_until(lambda: not any(map(alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.mark.parametrize(

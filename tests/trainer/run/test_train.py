@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +21,7 @@ import mdata
 from mdata.dataset.eval_sets import evaluated_samples
 from mdata.util import file_lock
 from tests.helpers.examples import SOAK, soaked
+from tests.helpers.processes import wait_until
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.runs import make_config, make_corpora, make_mix, write_jsonl
 from trainer.checkpoint.folder import latest_checkpoint, run_state
@@ -338,7 +337,7 @@ def _train_until_killed(context, config, lines):
     """Every rank dies by itself as soon as the run has written so many lines, wherever it is then."""
 
     def watch():
-        _wait(lambda: _lines(config.run.folder) >= lines)
+        wait_until(lambda: _lines(config.run.folder) >= lines)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -359,7 +358,7 @@ def test_kill_9_at_any_step_and_run_again(seed, corpora, tmp_path):
     rng = random.Random(seed)
     first, second = rng.randint(2, 12), rng.randint(16, 25)
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    _wait(lambda: _lines(tmp_path / "killed") >= first or process.poll() is not None)
+    wait_until(lambda: _lines(tmp_path / "killed") >= first or process.poll() is not None)
     assert process.poll() is None, process.stderr.read().decode()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -373,12 +372,6 @@ def test_kill_9_at_any_step_and_run_again(seed, corpora, tmp_path):
 def _lines(folder: str | Path) -> int:
     file = Path(folder, "metrics.jsonl")
     return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not condition():
-        time.sleep(0.01)
 
 
 def test_a_changed_order_of_data_is_refused_by_field(corpora, tmp_path):

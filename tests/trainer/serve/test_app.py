@@ -8,7 +8,6 @@ import re
 import shlex
 import socket
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,18 +16,12 @@ import pytest
 from mdata.chat.jinja_template import JinjaTemplate
 from tests.helpers.examples import SOAK
 from tests.helpers.house_rules import ROOT
+from tests.helpers.processes import wait_until
 from tests.helpers.serving import running
 from trainer.tasks.engine import DecodeEngine
 from trainer.tasks.generate import search_beams
 
 PROMPT = {"prompt": "the man", "max_tokens": 6, "seed": 3}
-
-
-def wait_until(condition) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s, "it does not happen"
-        time.sleep(0.01)
 
 
 def choices(reply):

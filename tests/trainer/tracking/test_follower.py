@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from mdata import UsageError
 from mdata.util import file_lock
 from tests.helpers.posts import Posts, receiving_posts
+from tests.helpers.processes import wait_until
 from tests.trainer.plan.test_plan import config as sound
 from trainer.config.parse import dump_config
 from trainer.config.sections import TrackSection
@@ -191,14 +191,6 @@ def test_it_follows_a_run_until_its_process_is_gone(run):
     alive[0] = False
     thread.join(10)
     assert store.steps == [1, 2, 3, 4, 5] and store.alerts == ["start", "crash"] and store.closed == ["crash"]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it did not happen in 10 s")
 
 
 def test_a_run_without_a_sign_of_life_is_told_of_once(run):

@@ -18,8 +18,9 @@ import pytest
 from mdata.util import file_lock
 from tests.helpers.house_rules import ROOT
 from tests.helpers.posts import Posts, receiving_posts
+from tests.helpers.processes import wait_until
 from tests.trainer.plan.test_plan import config as sound
-from tests.trainer.tracking.test_follower import sending, steps, wait_until, write
+from tests.trainer.tracking.test_follower import sending, steps, write
 from trainer.config.parse import dump_config
 from trainer.tracking.files import Alerts
 from trainer.tracking.follower import tracked_run
