@@ -15,7 +15,7 @@ from tests.mdata.object_storage.conftest import bucket, server
 __all__ = ["bucket", "server"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread():
     """A model so small is computed faster by one, on a busy machine many times."""
     before = torch.get_num_threads()

@@ -145,17 +145,9 @@ def _whole(config, ranks, *multiple):
     return {**results[0], **whole}
 
 
-@pytest.fixture(scope="module")
-def alone():
-    found = {}
-
-    def of(**options):
-        key = tuple(sorted(options.items()))
-        if key not in found:
-            found[key] = _whole(_config(**options), 1)
-        return found[key]
-
-    return of
+@functools.cache
+def _alone(**options):
+    return _whole(_config(**options), 1)
 
 
 def _check_same(got, expected):
@@ -174,20 +166,20 @@ def _check_same(got, expected):
     ],
 )
 @pytest.mark.parametrize(("ranks", "mesh", "sharding"), LAYOUTS)
-def test_a_layout_changes_nothing(alone, ranks, mesh, sharding, norm, average):
+def test_a_layout_changes_nothing(ranks, mesh, sharding, norm, average):
     got = _whole(_config(norm=norm, average=average, sharding=sharding, **mesh), ranks)
-    _check_same(got, alone(norm=norm, average=average))
+    _check_same(got, _alone(norm=norm, average=average))
 
 
 @pytest.mark.parametrize("norm", [pytest.param("pre", marks=SOAK), "post"])
 @pytest.mark.parametrize(
     ("ranks", "mesh"), [(2, {"tp": 2, "sequence_parallel": True}), pytest.param(2, {"pp": 2}, marks=SOAK)]
 )
-def test_dropout_and_recomputation_are_independent_of_the_layout(alone, ranks, mesh, norm):
-    expected = alone(norm=norm, dropout=0.2)
-    assert expected["numbers"] != alone(norm=norm)["numbers"]
+def test_dropout_and_recomputation_are_independent_of_the_layout(ranks, mesh, norm):
+    expected = _alone(norm=norm, dropout=0.2)
+    assert expected["numbers"] != _alone(norm=norm)["numbers"]
     _check_same(_whole(_config(norm=norm, dropout=0.2, recompute="full", **mesh), ranks), expected)
-    _check_same(_whole(_config(norm=norm, recompute="selective"), 1), alone(norm=norm))
+    _check_same(_whole(_config(norm=norm, recompute="selective"), 1), _alone(norm=norm))
 
 
 @pytest.mark.parametrize(
@@ -206,8 +198,8 @@ def test_padding_can_be_left_out_in_every_layout(ranks, mesh, norm):
     _check_same(_whole(divided, ranks, 2), _whole(plain, 1))
 
 
-def test_a_model_without_pairs_has_neither_types_nor_their_loss(alone):
-    got = alone(head=False)
+def test_a_model_without_pairs_has_neither_types_nor_their_loss():
+    got = _alone(head=False)
     assert not [name for name in got["weights"] if name.startswith(("types", "pooler", "binary_head"))]
     assert len(got["numbers"][0]) == 2 and len(got["totals"]) == 2
 

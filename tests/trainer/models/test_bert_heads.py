@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 
@@ -101,16 +102,9 @@ def _whole(config, ranks, *multiple):
     return {**results[0], **whole}
 
 
-@pytest.fixture(scope="module")
-def alone():
-    found = {}
-
-    def of(task, dropout=0.0):
-        if (task, dropout) not in found:
-            found[task, dropout] = _whole(_config(task, dropout=dropout), 1)
-        return found[task, dropout]
-
-    return of
+@functools.cache
+def _alone(task, dropout=0.0):
+    return _whole(_config(task, dropout=dropout), 1)
 
 
 def _check_same(got, expected):
@@ -133,24 +127,24 @@ def _check_same(got, expected):
         pytest.param("classify", 2, {"pp": 2, "schedule": "interleaved"}, "none", marks=SOAK),
     ],
 )
-def test_a_layout_changes_nothing(alone, task, ranks, mesh, sharding):
-    _check_same(_whole(_config(task, sharding=sharding, dropout=0.2, **mesh), ranks), alone(task, 0.2))
+def test_a_layout_changes_nothing(task, ranks, mesh, sharding):
+    _check_same(_whole(_config(task, sharding=sharding, dropout=0.2, **mesh), ranks), _alone(task, 0.2))
 
 
 @pytest.mark.parametrize("task", ["choice", pytest.param("classify", marks=SOAK)])
-def test_padding_can_be_left_out(alone, task):
-    _check_same(_whole(_config(task, dropout=0.2), 1, 2), alone(task, 0.2))
+def test_padding_can_be_left_out(task):
+    _check_same(_whole(_config(task, dropout=0.2), 1, 2), _alone(task, 0.2))
 
 
 @pytest.mark.parametrize("task", ["classify", "choice"])
-def test_the_size_of_microbatches_changes_nothing(alone, task):
+def test_the_size_of_microbatches_changes_nothing(task):
     """Each row drops the same features, wherever it stands."""
     config = _config(task, dropout=0.2)
-    _check_same(_whole(replace(config, train=replace(config.train, micro_batch=6)), 1), alone(task, 0.2))
+    _check_same(_whole(replace(config, train=replace(config.train, micro_batch=6)), 1), _alone(task, 0.2))
 
 
-def test_the_loss_is_the_mean_over_rows_with_a_label(alone):
-    found = alone("classify")
+def test_the_loss_is_the_mean_over_rows_with_a_label():
+    found = _alone("classify")
     labelled = found["totals"][1]
     assert labelled < ROWS and found["numbers"][0][2] == labelled
     assert found["numbers"][0][0] == pytest.approx(found["totals"][0] / labelled, rel=1e-6)

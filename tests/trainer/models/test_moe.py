@@ -136,17 +136,9 @@ def _whole(config, ranks, documents=False, rows=microbatches):
     return {**results[0], **whole}
 
 
-@pytest.fixture(scope="module")
-def alone():
-    found = {}
-
-    def of(moe, documents=False, shape="llama"):
-        key = (moe, documents, shape)
-        if key not in found:
-            found[key] = _whole(_config(moe, shape=shape), 1, documents=documents)
-        return found[key]
-
-    return of
+@functools.cache
+def _alone(moe, documents=False, shape="llama"):
+    return _whole(_config(moe, shape=shape), 1, documents=documents)
 
 
 def _check_same(got, expected):
@@ -164,17 +156,17 @@ def _check_same(got, expected):
 
 
 @pytest.mark.parametrize("ranks, mesh, options", LAYOUTS)
-def test_layouts_compute_what_one_rank_does(ranks, mesh, options, alone):
+def test_layouts_compute_what_one_rank_does(ranks, mesh, options):
     options = dict(options)
     documents = options.pop("documents", False)
     got = _whole(_config(**options, **mesh), ranks, documents=documents)
-    _check_same(got, alone(MOE, documents))
+    _check_same(got, _alone(MOE, documents))
 
 
-def test_microbatches_of_several_rows_change_nothing(alone):
+def test_microbatches_of_several_rows_change_nothing():
     """Though their rows have different numbers of loss tokens."""
     config = _config()
-    _check_same(_whole(replace(config, train=replace(config.train, micro_batch=2)), 1), alone(MOE))
+    _check_same(_whole(replace(config, train=replace(config.train, micro_batch=2)), 1), _alone(MOE))
 
 
 # Every pair of these. Eight experts, four of them for a token, so that sums over slots have more than two terms.
@@ -273,8 +265,8 @@ def test_overlap_changes_no_bit_of_a_row(number):
         (4, {"tp": 2, "ep": 4, "etp": 1, "sequence_parallel": True, **SENT}),
     ],
 )
-def test_experts_with_biases_and_balance_of_microbatches(ranks, mesh, alone):
-    _check_same(_whole(_config(SIMPLE, shape="gpt2", **mesh), ranks), alone(SIMPLE, shape="gpt2"))
+def test_experts_with_biases_and_balance_of_microbatches(ranks, mesh):
+    _check_same(_whole(_config(SIMPLE, shape="gpt2", **mesh), ranks), _alone(SIMPLE, shape="gpt2"))
 
 
 def test_an_expert_bias_changes_with_an_applied_step_only():

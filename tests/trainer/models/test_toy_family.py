@@ -5,6 +5,7 @@ In every layout of the fp64 matrix against one rank; a few of them outside of so
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -93,17 +94,9 @@ def _whole(config, ranks):
     return {**results[0], **whole}
 
 
-@pytest.fixture(scope="module")
-def alone():
-    found = {}
-
-    def of(**options):
-        key = tuple(sorted(options.items()))
-        if key not in found:
-            found[key] = _whole(_config(**options), 1)
-        return found[key]
-
-    return of
+@functools.cache
+def _alone(**options):
+    return _whole(_config(**options), 1)
 
 
 def _check_same(got, expected):
@@ -130,21 +123,21 @@ def test_memory_counts_buffers():
 
 @pytest.mark.parametrize("average", [pytest.param("token", marks=SOAK), "megatron"])
 @pytest.mark.parametrize(("ranks", "mesh", "sharding"), LAYOUTS)
-def test_a_layout_changes_nothing(alone, ranks, mesh, sharding, average):
-    _check_same(_whole(_config(average=average, sharding=sharding, **mesh), ranks), alone(average=average))
+def test_a_layout_changes_nothing(ranks, mesh, sharding, average):
+    _check_same(_whole(_config(average=average, sharding=sharding, **mesh), ranks), _alone(average=average))
 
 
 @pytest.mark.parametrize(
     ("ranks", "mesh"), [(4, {"tp": 2, "sequence_parallel": True}), pytest.param(2, {"pp": 2}, marks=SOAK)]
 )
-def test_muon_takes_each_expert_for_a_matrix(alone, ranks, mesh):
-    expected = alone(optimizer="muon")
-    assert expected["weights"].keys() == alone(average="token")["weights"].keys()
+def test_muon_takes_each_expert_for_a_matrix(ranks, mesh):
+    expected = _alone(optimizer="muon")
+    assert expected["weights"].keys() == _alone(average="token")["weights"].keys()
     _check_same(_whole(_config(optimizer="muon", **mesh), ranks), expected)
 
 
-def test_recomputation_changes_nothing(alone):
-    _check_same(_whole(_config(recompute="full"), 1), alone(average="token"))
+def test_recomputation_changes_nothing():
+    _check_same(_whole(_config(recompute="full"), 1), _alone(average="token"))
 
 
 def _objective(context, config, delta):

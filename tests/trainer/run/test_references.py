@@ -35,16 +35,10 @@ from trainer.run.metrics import read_metrics
 from trainer.run.references import FILE
 from trainer.run.train import train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTH, BETA, STEPS = 160, 0.5, 4
 NAMES = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

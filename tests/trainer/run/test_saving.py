@@ -94,10 +94,11 @@ def config(mix: dict[str, Path], tmp_path: Path) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(mix: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+def undisturbed(
+    one_thread: None, mix: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[Any, ...]]:
     """The curve of a run that nothing happened to."""
     config = config_in(tmp_path_factory.mktemp("undisturbed") / "run", mix)
-    torch.set_num_threads(1)
     alone(config)
     return curve(config)
 

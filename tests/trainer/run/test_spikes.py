@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import mdata
 from cli.mdata import main as mdata_command
@@ -41,7 +40,7 @@ from trainer.run.data import open_data
 from trainer.run.step_report import DivergedError
 from trainer.run.train import train
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCH, LENGTH = 16, 32
 
@@ -58,15 +57,6 @@ class Plant:
 
 STEPS, SAVED, FAULTY, FAULTS = 132, 110, 120, 3
 SHORT, LONG = Plant(STEPS, SAVED, FAULTY, FAULTS), Plant(steps=360, saved=290, faulty=300, faults=40)
-
-
-@pytest.fixture(scope="module")
-def quick():
-    """One thread, which is faster for a model so small, many times so on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -137,7 +127,7 @@ def mixed(folder: Path, rows: dict[str, list[str]]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def corpora(quick, tmp_path_factory) -> Corpora:
+def corpora(one_thread, tmp_path_factory) -> Corpora:
     return planted(SHORT, tmp_path_factory.mktemp("corpora"))
 
 
@@ -273,7 +263,7 @@ def assert_equals_the_run_without(samples: str, config: RunConfig, other: RunCon
 
 
 @pytest.mark.soak
-def test_a_corpus_that_turns_bad_at_step_300(quick, tmp_path):
+def test_a_corpus_that_turns_bad_at_step_300(tmp_path):
     """It stays so for longer than one return skips: the run returns twice, and is the run without all its samples."""
     corpora = planted(LONG, tmp_path)
     reported = config_of(tmp_path / "reported", corpora.blend, plant=LONG)
@@ -370,7 +360,7 @@ def test_what_is_no_range_is_refused(corpora, tmp_path):
 
 
 @pytest.mark.parametrize("scale", [1, pytest.param(10, marks=pytest.mark.soak)])
-def test_an_ordinary_run_raises_no_alarm(scale, quick, tmp_path):
+def test_an_ordinary_run_raises_no_alarm(scale, tmp_path):
     """2,000 steps with a warmup, a mixture that changes at a step, and a ramp; a tenth of it in `make test`."""
     rows = {"plain": texts(1, 480), "other": [text[::-1] for text in texts(2, 480)]}
     made = {name: write_corpus(tmp_path, name, lines) for name, lines in rows.items()}
