@@ -15,12 +15,17 @@ def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
+def process_state(pid: int) -> str:
+    """A letter of proc(5), such as R, S, T for stopped, or Z for one that has ended; no process has ended too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
 def is_alive(pid: int) -> bool:
     """Whether it runs; one that has ended and waits for its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return process_state(pid) != "Z"
 
 
 def children_of(pid: int) -> list[int]:

@@ -30,7 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.processes import process_state
+
 MAX_RANKS = 8
+LOOK_S = 0.5  # between two looks whether ranks were stopped
 GRACE_S = 10.0  # after the first failure; the other ranks then lose their connection and fail as well
 
 
@@ -153,15 +156,21 @@ class _Pool:
                 raise RankError(f"rank {rank} has died since the last call") from error
 
     def _answers(self, world: int, timeout_s: float) -> dict[int, _Answer]:
-        """The answers in time; after the first failure the other ranks have a short time to fail too."""
+        """The answers in time; after the first failure the other ranks have a short time to fail too.
+
+        Those that are stopped will not.
+        """
         waiting: dict[Any, int] = {worker.pipe: rank for rank, worker in enumerate(self.workers[:world])}
         answers: dict[int, _Answer] = {}
-        deadline = time.monotonic() + timeout_s
+        deadline, failed = time.monotonic() + timeout_s, False
         while waiting and (left := deadline - time.monotonic()) > 0:
-            for pipe in multiprocessing.connection.wait(list(waiting), left):
+            if failed and all(process_state(self.workers[rank].process.pid) == "T" for rank in waiting.values()):
+                break
+            for pipe in multiprocessing.connection.wait(list(waiting), min(left, LOOK_S) if failed else left):
                 rank = waiting.pop(pipe)
                 answers[rank] = self._answer(rank)
                 if answers[rank].error is not None:
+                    failed = True
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         return answers
 
