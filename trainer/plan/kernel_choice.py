@@ -60,6 +60,13 @@ LIBRARIES = {
     ATTENTION: ((TRANSFORMER_ENGINE, "transformer_engine", "attention"),),
     WEIGHT_GRADIENT: ((APEX, "fused_weight_gradient_mlp_cuda", "weight_gradient"),),
 }
+# The same for each library; apex has an extension for each operation.
+MODULES = {"transformer_engine": "transformer_engine", "mamba_ssm": "mamba_ssm", "triton": "triton"}
+APEX_MODULES = {
+    "norm": "fused_layer_norm_cuda",
+    "optimizer": "distributed_adam_cuda",
+    "weight_gradient": "fused_weight_gradient_mlp_cuda",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,6 +114,17 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
     if family.scans(plan.shape):
         attention.append(scan_choice(config.kernels, device, dtype=dtype))
     return (*attention, *linear, *pointwise, launch_choice(config, plan, device=device))
+
+
+def missing_kernel_libraries(kernels: KernelsSection) -> list[str]:
+    """A problem for each named kernel whose library is not installed."""
+    problems = []
+    for key, name in dataclasses.asdict(kernels).items():
+        module = APEX_MODULES.get(key) if name == "apex" else MODULES.get(name)
+        if module is not None and importlib.util.find_spec(module) is None:
+            text = f'kernels.{key}="{name}" cannot be used: {module} is not installed'
+            problems.append(f'{text}; install it, or set kernels.{key}="auto"')
+    return problems
 
 
 def chunks_by_cudnn(config: RunConfig, plan: Plan) -> bool:

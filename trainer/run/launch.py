@@ -34,6 +34,7 @@ from trainer.config.parse import AFTERWARDS, ReadConfig, problems_error
 from trainer.config.sections import RunConfig
 from trainer.errors import LostRankError
 from trainer.plan.check import DataFacts, check, least_ranks, sample_problems, small_vocabulary
+from trainer.plan.kernel_choice import missing_kernel_libraries
 from trainer.plan.lengths import given_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.run.end_time import time_problems
@@ -114,7 +115,8 @@ class Survey:
         start: where and how it continues; None if its data or its checkpoint does not allow it.
         facts: of the data; None if it cannot be opened.
         nearest: the settings to change for the nearest layout that works, by section.key; {}: the layout works.
-        here: problems of this machine (the run's folders, the trackers' libraries), where the run is to be on others.
+        here: problems of this machine (the run's folders, libraries of trackers and kernels), where the run is to be on
+            others.
         unchecked: why solving these may reveal more problems; None: these are all.
         kind: of the error, from the worst problem.
     """
@@ -149,7 +151,8 @@ def survey(
     Args:
         every_byte: whether checkpoint.load="latest-valid" compares every byte, or only what is fast to read.
         elsewhere: the run will be on other machines, whose disks and libraries this one need not have.
-        needs_libraries: whether the trackers' libraries must be installed here; a container may have them instead.
+        needs_libraries: whether libraries of trackers and kernels must be installed here; a container may have them
+            instead.
 
     Raises:
         MdataError: the data or the checkpoint is damaged, and nothing else is wrong.
@@ -164,6 +167,7 @@ def survey(
     folders = list(folder_problems(config)) if config.run.folder else []
     anywhere = list(folder_problems(config, anywhere=True)) if elsewhere else folders
     libraries = [f"track.to: {text}, or leave it out" for text in missing_libraries(config.track.to).values()]
+    libraries += missing_kernel_libraries(config.kernels)
     needs_libraries = needs_libraries and not elsewhere
     config_problems = [
         *anywhere,
