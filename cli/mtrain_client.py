@@ -15,7 +15,7 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -98,27 +98,35 @@ class RemoteServer:
             response = connection.getresponse()
             if response.status != http.client.OK:
                 self._json(response)
-            answered, first = False, b""
+            answered, ended, first = False, False, b""
             for line in response:
                 first = first or line
                 if line.startswith(b"data: "):
                     answered = True
-                    if line.strip() != b"data: [DONE]":
-                        yield from self._texts(line.removeprefix(b"data: "))
+                    if line.strip() == b"data: [DONE]" or (yield from self._texts(line.removeprefix(b"data: "))):
+                        ended = True
             if not answered and not stop.asked:
                 raise self._strange(first)
+            if not ended and not stop.asked:  # without chunks a lost connection is an end of file
+                raise ResourceError(f"the connection to {self.address} was lost", found="an answer without its end")
 
-    def _texts(self, event: bytes) -> Iterator[str]:
-        """The pieces of one event; one about something else (its `choices` are empty or missing) has none."""
+    def _texts(self, event: bytes) -> Generator[str, None, bool]:
+        """The pieces of one event, and whether it ends the answer.
+
+        One about something else (its `choices` are empty or missing) has none.
+        """
+        ended = False
         try:
             facts = json.loads(event)
             error = facts.get("error")
             for choice in () if error else facts.get("choices") or ():
+                ended = bool(choice.get("finish_reason")) or ended
                 yield choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         except (AttributeError, TypeError) as problem:
             raise self._strange(event) from problem
         if error:
             raise ResourceError(f"{self.address}: {error.get('message') if isinstance(error, dict) else error}")
+        return ended
 
     def _strange(self, answer: bytes) -> UsageError:
         return UsageError(

@@ -226,6 +226,18 @@ def test_answers_of_a_server_that_is_not_ours(answering, monkeypatch, capsys, mo
     assert said in (printed.err if code else printed.out)
 
 
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [("", 5), ('data: {"choices": [{"finish_reason": "stop"}]}\n\n', 0), ("data: [DONE]\n\n", 0)],
+)
+def test_an_answer_that_was_cut_off_is_not_taken_for_a_complete_one(answering, monkeypatch, capsys, last, code):
+    answering.append(('data: {"choices": [{"delta": {"content": "hi"}}]}\n\n' + last).encode())
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    assert mtrain.main(("client", f"127.0.0.1:{answering[0].decode()}")) == code
+    printed = capsys.readouterr()
+    assert printed.out.startswith("hi") and ("was lost" in printed.err) == bool(code)
+
+
 def test_a_model_without_a_tokenizer_is_scored_with_that_of_the_corpus(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("t.jsonl").write_text('{"text": "a b"}\n{"text": "c"}\n')
