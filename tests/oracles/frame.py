@@ -123,3 +123,11 @@ class Program(NamedTuple):
             return 1
         say, tell = (functools.partial(print, file=to, flush=True) for to in (sys.stdout, sys.stderr))
         return 0 if self.compare(arguments.folder.resolve(), arguments.kind, say=say, tell=tell) else 1
+
+
+def answers(compare: Callable[..., bool], root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
+    """For the tests of a comparison: (whether all are equal, the lines, the reasons)."""
+    lines: list[str] = []
+    reasons: list[str] = []
+    equal = compare(root, kinds, say=lines.append, tell=reasons.append)
+    return equal, lines, reasons

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -15,14 +16,9 @@ from torch.nn import functional as F
 
 from tests.oracles import bert_twin, families_moe
 from tests.oracles.families import KINDS, Reference, cases_of, compare, main
+from tests.oracles.frame import answers
 
-
-def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
-    """(whether all are equal, the lines, the reasons)."""
-    lines: list[str] = []
-    reasons: list[str] = []
-    equal = compare(root, kinds, say=lines.append, tell=reasons.append)
-    return equal, lines, reasons
+run = functools.partial(answers, compare)
 
 
 @pytest.mark.parametrize("folder", ["model", pytest.param("families", marks=pytest.mark.soak)])

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
+from tests.oracles.frame import answers
 from tests.oracles.tasks import KINDS, compare, main
 
 QUICK = ("filters", "rules", "decay", "limits", "server", "detokenizers", "lambada", "readers", "pairs", "heads")
 
 
-def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
-    """(whether all are equal, the lines, the reasons)."""
-    lines: list[str] = []
-    reasons: list[str] = []
-    equal = compare(root, kinds, say=lines.append, tell=reasons.append)
-    return equal, lines, reasons
+run = functools.partial(answers, compare)
 
 
 def test_quick_kinds_are_equal(oracles):

@@ -6,12 +6,14 @@ The templates are written for this test: each has the structure of the family th
 # ruff: noqa: E501 (templates are written as published ones are)
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
 from mdata.chat import jinja_template
+from tests.oracles.frame import answers
 from tests.oracles.templates import CONVERSATIONS, PROGRAM, REFUSED, Reference, cases_of, expected_of
 
 pytest.importorskip("transformers.utils.chat_template_utils")
@@ -140,11 +142,7 @@ type {{ t.function.name }} = (_: {{ params(t.function.parameters) }});{% endfor 
 REWRITES = {"harmony", "thinking", "nemo-inst", "olmo"}
 
 
-def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
-    """(whether all are equal, the lines, the reasons)."""
-    lines: list[str] = []
-    reasons: list[str] = []
-    return PROGRAM.compare(root, kinds, say=lines.append, tell=reasons.append), lines, reasons
+run = functools.partial(answers, PROGRAM.compare)
 
 
 @pytest.fixture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
+from tests.oracles.frame import answers
 from tests.oracles.webtext import KINDS, compare, main
 from tests.reference import dedup as twin
 from tests.reference import text_rules
@@ -14,12 +16,7 @@ from tests.reference import text_rules
 WORDS = [f"word{number}" for number in range(200)]
 
 
-def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
-    """(whether all are equal, the lines, the reasons)."""
-    lines: list[str] = []
-    reasons: list[str] = []
-    equal = compare(root, kinds, say=lines.append, tell=reasons.append)
-    return equal, lines, reasons
+run = functools.partial(answers, compare)
 
 
 LINES = {
