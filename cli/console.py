@@ -219,12 +219,10 @@ class Console:
         self.report: Callable[[int, str], None] | None = None  # of a rank: tells its launcher an exit code and an error
 
     def end(self, code: int, text: str) -> NoReturn:
-        """Print or report an error and end this process at once, from any thread."""
+        """Print or report an error, if there is one, and end this process at once, from any thread."""
         try:
-            if self.report is None:
-                self.error(text)
-            else:
-                self.report(code, text)
+            if code:
+                self.error(text) if self.report is None else self.report(code, text)
         finally:
             os._exit(code)
 

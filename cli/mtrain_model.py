@@ -19,7 +19,7 @@ from mdata.progress import SILENT
 from mdata.util.commands import command_line
 from trainer.parallel.placement import Placement, find_placement
 
-from .console import Console
+from .console import Console, ReaderGone
 from .mtrain_options import launched
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _ended_together(place: Placement, console: Console) -> Iterator[Store | None
 
     store = open_store(place, tell=console.note)
     own = another_connection(store)
-    with ended_together(own, rank=place.rank, world_size=place.world_size, end=console.end):
+    with ended_together(own, rank=place.rank, world_size=place.world_size, end=console.end, success=ReaderGone):
         yield store
 
 

@@ -30,13 +30,20 @@ _REPORT = "mtrain/report"
 
 @contextmanager
 def ended_together(
-    store: Store, *, rank: int, world_size: int, end: Callable[[int, str], None], tick_s: float = TICK_S
+    store: Store,
+    *,
+    rank: int,
+    world_size: int,
+    end: Callable[[int, str], None],
+    success: type[Exception] | tuple[()] = (),
+    tick_s: float = TICK_S,
 ) -> Iterator[None]:
     """Within the block, an error that ends one rank ends all.
 
     Args:
         store: of all ranks, over a connection that nothing else uses.
         end: ends this process with an exit code and a message; does not return.
+        success: an error of this type ends the other ranks with exit code 0 and no message.
     """
     shared = _SharedEnd(store, rank, world_size, end, tick_s)
     shared.thread.start()
@@ -45,7 +52,11 @@ def ended_together(
     except BaseException as error:
         if isinstance(error, LostRankError):  # the other rank's report says why, or its silence will
             shared.thread.join(2 * SILENT_TICKS * tick_s)
-        shared.report(error)
+        if isinstance(error, success):
+            shared.report(0, "")
+        else:
+            _, code, message = explained_end(error, rank=rank)
+            shared.report(code, message)
         raise
     finally:
         shared.leave()
@@ -62,9 +73,8 @@ class _SharedEnd:
         self._counts = {other: (b"", 0) for other in (range(world_size) if rank == 0 else [0]) if other != rank}
         self.thread = threading.Thread(target=self._watch, name="shared end", daemon=True)
 
-    def report(self, error: BaseException) -> None:
-        """Leave an error for the other ranks, unless there is one already."""
-        _, code, message = explained_end(error, rank=self._rank)
+    def report(self, code: int, message: str) -> None:
+        """Leave the end of this rank for the others, unless one is there already."""
         with suppress(RuntimeError):  # the store may be gone with its process
             self._leave_report(RankReport(rank=self._rank, exit_code=code, message=message))
 
@@ -126,6 +136,8 @@ class _SharedEnd:
         self._store.compare_set(_REPORT, "", json.dumps(asdict(report)))
 
     def _message(self, report: RankReport) -> str:
+        if not report.message:
+            return ""
         text = report.message.removeprefix(f"rank {report.rank}: ")
         return f"rank {report.rank} of {self._world_size} failed: {text}"
 

@@ -42,7 +42,9 @@ class Rank:
             self.waits.set()
 
         try:
-            with ended_together(self._store, rank=self._rank, world_size=2, end=end, tick_s=TICK_S):
+            with ended_together(
+                self._store, rank=self._rank, world_size=2, end=end, success=BrokenPipeError, tick_s=TICK_S
+            ):
                 if self._error is not None:
                     raise self._error
                 self.waits.wait(60)
@@ -62,6 +64,14 @@ def test_an_error_ends_the_other_rank(failing):
     for rank in (failed, waiting):
         rank.join()
     assert waiting.ended == [(2, f"rank {failing} of 2 failed: no such file\n  found: x")] and not failed.ended
+
+
+def test_a_rank_whose_error_is_no_failure_ends_the_other_with_success():
+    store = HashStore()
+    waiting, done = Rank(store, 1), Rank(store, 0, BrokenPipeError())
+    for rank in (done, waiting):
+        rank.join()
+    assert waiting.ended == [(0, "")] and not done.ended and isinstance(done.raised[0], BrokenPipeError)
 
 
 def test_a_rank_that_is_silent_is_named_by_the_one_that_lost_it():
