@@ -52,15 +52,17 @@ class DamagedBlocks:
     reason: str
 
     def as_error(self) -> MdataError:
-        """One line that names blocks, bytes and documents."""
+        """Names blocks, bytes and documents."""
         blocks = f"block {self.first} is" if self.first == self.last else f"blocks {self.first} to {self.last} are"
         kind = DamageError if self.reason == _ALTERED else ResourceError
         return kind(
-            f"{self.path}: {blocks} {self.reason} (bytes {self.start} to {self.stop}){_documents_text(self.documents)}"
+            f"{self.path}: {blocks} {self.reason} (bytes {self.start} to {self.stop}){_documents_text(self.documents)}",
+            fix=_REMEDY,
         )
 
 
 _ALTERED = "not what was written"
+_REMEDY = "copy it again from where it is intact, or make the corpus again"
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class _Check:
             return False
         if computed != expected:
             problem = f"{path}: its content was changed"
-            self.problems.append(DamageError(problem, found=computed, expected=expected))
+            self.problems.append(DamageError(problem, found=computed, expected=expected, fix=_REMEDY))
         return computed == expected
 
 

@@ -116,8 +116,9 @@ def test_a_disk_that_fails_gives_the_block_and_not_the_end(tmp_path, monkeypatch
     monkeypatch.setattr(blocks.os, "preadv", failing)
     first, second = mdata.verify(path, full=True).problems
     assert isinstance(first, mdata.ResourceError) and isinstance(second, mdata.DamageError)
-    assert "block 1 is unreadable: Input/output error" in str(first) and str(first).endswith("; document 1")
-    assert "block 3 is not what was written" in str(second) and str(second).endswith("; document 3")
+    (unreadable, _), (altered, _) = (str(problem).splitlines() for problem in (first, second))
+    assert "block 1 is unreadable: Input/output error" in unreadable and unreadable.endswith("; document 1")
+    assert "block 3 is not what was written" in altered and altered.endswith("; document 3")
 
 
 LENGTHS = [BLOCK // 2 - 1, 1, 0, 3, BLOCK // 4, BLOCK - 3, 7, BLOCK // 2]  # uint16 tokens
@@ -179,7 +180,9 @@ def test_documents_of_the_second_shard_count_on(tmp_path):
     save_manifest(both, tmp_path / "both.json")
     flip(tmp_path / "b.bin", 0)
     (problem,) = problems(tmp_path / "both.json")
-    assert problem.endswith("b.bin: block 0 is not what was written (bytes 0 to 22); documents 2 to 3")
+    what, remedy = problem.splitlines()
+    assert what.endswith("b.bin: block 0 is not what was written (bytes 0 to 22); documents 2 to 3")
+    assert remedy == "  try: copy it again from where it is intact, or make the corpus again"
 
 
 @pytest.mark.parametrize("documents", [[], [[]], [[0], []]])
