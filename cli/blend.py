@@ -200,7 +200,8 @@ def _notes(preview: BlendPreview) -> list[str]:
     once = [(row.once_at, row.name) for row in preview.rows if row.once_at is not None]
     if once:
         first, name = min(once)
-        lines.append(f"{name} runs out first: it has been read once after {first:,} {unit} of the blend")
+        how = "runs out first: it has been read once" if len(preview.rows) > 1 else "has been read once"
+        lines.append(f"{name} {how} after {first:,} {unit} of the blend")
     elif preview.num_samples is not None:
         lines.append(f"no corpus is read to its end in these {preview.num_samples:,} {unit}")
     nothing = [row.name for row in preview.rows if row.samples == 0]

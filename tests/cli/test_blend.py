@@ -43,6 +43,7 @@ def test_the_table_shows_shares_epochs_and_what_runs_out_first(corpora, capsys):
     assert "over 500 samples; it continues after that" in out
     assert "c runs out first: it has been read once after 152 samples of the blend" in out
     assert f"mix.json: blend {load_manifest(corpora / 'mix.json').id[:16]}" in out
+    assert "\nc has been read once after 500 tokens of the blend\n" in run(capsys, "books", "--dry-run")
 
 
 def test_what_the_table_lacks_is_said(corpora, capsys):
