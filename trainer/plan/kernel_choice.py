@@ -54,14 +54,13 @@ ATTENTION, WEIGHT_GRADIENT, LINEAR = "attention", "weight gradients", "products 
 EXPERTS = "products of experts"
 TENSOR_PARALLEL, LAUNCHES = "communication of tensor parallelism", "kernel launches"
 GPU_LIBRARIES = ("transformer_engine", "apex", "mamba_ssm", "triton")
-# Modules that exist if an operation's library is installed, and the key of [kernels] that selects it.
+# An operation's libraries, and the key of [kernels] that selects them.
 LIBRARIES = {
-    "pointwise": ((TRANSFORMER_ENGINE, "transformer_engine", "norm"), (APEX, "fused_layer_norm_cuda", "norm")),
-    ATTENTION: ((TRANSFORMER_ENGINE, "transformer_engine", "attention"),),
-    WEIGHT_GRADIENT: ((APEX, "fused_weight_gradient_mlp_cuda", "weight_gradient"),),
+    "pointwise": (("transformer_engine", "norm"), ("apex", "norm")),
+    ATTENTION: (("transformer_engine", "attention"),),
+    WEIGHT_GRADIENT: (("apex", "weight_gradient"),),
 }
-# The same for each library; apex has an extension for each operation.
-MODULES = {"transformer_engine": "transformer_engine", "mamba_ssm": "mamba_ssm", "triton": "triton"}
+# The extension of apex for each key; other libraries are one module of their own name.
 APEX_MODULES = {
     "norm": "fused_layer_norm_cuda",
     "optimizer": "distributed_adam_cuda",
@@ -120,8 +119,7 @@ def missing_kernel_libraries(kernels: KernelsSection) -> list[str]:
     """A problem for each named kernel whose library is not installed."""
     problems = []
     for key, name in dataclasses.asdict(kernels).items():
-        module = APEX_MODULES.get(key) if name == "apex" else MODULES.get(name)
-        if module is not None and importlib.util.find_spec(module) is None:
+        if name in GPU_LIBRARIES and importlib.util.find_spec(module := _module(name, key)) is None:
             text = f'kernels.{key}="{name}" cannot be used: {module} is not installed'
             problems.append(f'{text}; install it, or set kernels.{key}="auto"')
     return problems
@@ -213,10 +211,16 @@ def launch_choice(config: RunConfig, plan: Plan, *, device: Device) -> Choice:
 
 def library_reasons(operation: str, why: str) -> tuple[tuple[str, str], ...]:
     """Why libraries with a kernel for an operation are not used."""
-    return tuple(
-        (name, f"{why}; kernels.{key} can name it" if importlib.util.find_spec(module) else "it is not installed")
-        for name, module, key in LIBRARIES[operation]
-    )
+    reasons = []
+    for name, key in LIBRARIES[operation]:
+        is_installed = importlib.util.find_spec(_module(name, key)) is not None
+        reasons.append((NAMES[name], f"{why}; kernels.{key} can name it" if is_installed else "it is not installed"))
+    return tuple(reasons)
+
+
+def _module(name: str, key: str) -> str:
+    """The module that exists if a library's kernel is installed."""
+    return APEX_MODULES[key] if name == "apex" else name
 
 
 def _named(operation: str, key: str, name: str, device: Device) -> Choice:
