@@ -221,8 +221,10 @@ class Console:
     def end(self, code: int, text: str) -> NoReturn:
         """Print or report an error, if there is one, and end this process at once, from any thread."""
         try:
-            if code:
-                self.error(text) if self.report is None else self.report(code, text)
+            if code and self.report is not None:
+                self.report(code, text)
+            elif code:
+                self.error(text)
         finally:
             os._exit(code)
 
