@@ -63,34 +63,37 @@ def converse(
         with suppress(ImportError):
             import readline  # noqa: F401 - input() then edits lines
         console.note(HELP)
-    while (line := _line(console, interactive)) is not None:
-        if line.strip() == "/clear":
-            turns = list(begin)
-            continue
-        if not line.strip():
-            continue
-        said = ""
-        try:
-            with stop_asked() as stop:
-                for piece in answer([*turns, ("user", line)], stop):
-                    said += piece
-                    if not console.json:
-                        console.write(piece)
-                        console.flush()
-        except MdataError as error:
-            if not interactive:
-                raise
-            console.error(str(error))
-            continue
-        if not console.json:
-            console.write("\n")
-        if stop.asked:
-            console.note("(stopped)")
-        spoken += [("user", line), ("assistant", said)]
-        turns = [*turns, *spoken[-2:]] if keeps else turns
-    if console.json:
-        console.result("", {"messages": [{"role": role, "content": text} for role, text in (*begin, *spoken)]})
-    elif interactive:
+    try:
+        while (line := _line(console, interactive)) is not None:
+            if line.strip() == "/clear":
+                turns = list(begin)
+                continue
+            if not line.strip():
+                continue
+            said = ""
+            try:
+                with stop_asked() as stop:
+                    for piece in answer([*turns, ("user", line)], stop):
+                        said += piece
+                        if not console.json:
+                            console.write(piece)
+                            console.flush()
+            except MdataError as error:
+                if not interactive:
+                    raise
+                console.error(str(error))
+                continue
+            if not console.json:
+                console.write("\n")
+            if stop.asked:
+                console.note("(stopped)")
+            spoken += [("user", line), ("assistant", said)]
+            turns = [*turns, *spoken[-2:]] if keeps else turns
+    finally:  # a line that is refused loses no earlier answers
+        if console.json:
+            messages = [{"role": role, "content": text} for role, text in (*begin, *spoken)]
+            console.result("", {"messages": messages})
+    if interactive and not console.json:
         console.write("\n")
 
 

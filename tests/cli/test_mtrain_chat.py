@@ -18,6 +18,7 @@ import pytest
 from cli.console import Console
 from cli.conversation import Stop, Turn, converse
 from cli.mtrain import main
+from mdata.errors import UsageError
 from tests.helpers.serving import Running, running
 from tests.trainer.convert.hf_models import save
 from tests.trainer.serve.conftest import EndlessEngine
@@ -102,6 +103,18 @@ def test_lines_are_continued(server, lines, capsys):
         and len(out) >= len(wanted)
         and "tiny at 127.0.0.1" in err
     )
+
+
+def test_a_line_that_is_refused_loses_no_earlier_answers(lines, capsys):
+    def answer(turns: Sequence[Turn], stop: Stop) -> Iterator[str]:
+        if len(turns) > 1:
+            raise UsageError("too long")
+        yield "fine"
+
+    lines("one\ntwo\n")
+    with pytest.raises(UsageError, match="too long"):
+        converse(Console("mtrain", json=True), answer)
+    assert [turn["content"] for turn in said(capsys)] == ["one", "fine"]
 
 
 def test_ctrl_c_stops_the_answer_alone(lines, capsys):
