@@ -564,7 +564,9 @@ def _fp8(a: Given) -> Iterator[Setting | Refusal]:
     if a["--fp8-format"] is None:
         return
     recipes = {"delayed": "delayed", "tensorwise": "current", "blockwise": "blockwise"}
-    if a["--fp8-format"] not in ("hybrid", "e4m3"):
+    if not a["--bf16"]:
+        yield Refusal("--fp8-format", "--bf16 is needed, too: everything but the FP8 products is bf16")
+    elif a["--fp8-format"] not in ("hybrid", "e4m3"):
         yield Refusal("--fp8-format", "hybrid and e4m3 are supported")
     elif a["--fp8-recipe"] not in recipes:
         yield Refusal("--fp8-recipe", "delayed, tensorwise and blockwise are supported")

@@ -609,6 +609,12 @@ def test_without_a_name_the_tokenizer_of_bert_and_t5_is_no_gpt2s(more):
     assert named["model.vocab_size"] == 50304
 
 
+@pytest.mark.parametrize("words", ["", "--fp16"])
+def test_fp8_needs_bf16(words):
+    (line,) = migrate([*BASE, *words.split(), "--fp8-format", "hybrid"], 8).refused
+    assert "--bf16 is needed" in line
+
+
 def test_the_history_of_fp8_is_megatrons():
     def found(words: str) -> tuple[Any, ...]:
         values = settings([*BASE, "--bf16", "--fp8-format", "hybrid", *words.split()])
