@@ -154,6 +154,27 @@ def test_a_second_signal_ends_open_requests_with_an_error(model):
         wait_until(lambda: not any(map(is_alive, [rank])))
 
 
+@pytest.mark.parametrize("signals", [2, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_client_that_reads_nothing_does_not_keep_a_server(model, signals):
+    """The first signal gives it 10 s."""
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 40, "n": 120, "top_logprobs": 20}
+    data = json.dumps({**body, "ignore_eos": True, "logprobs": True, "stream": True}).encode()
+    with started(model, "--chat-template", "plain") as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, _, port = server.url.removeprefix("http://").rpartition(":")
+        connection.connect((host, int(port)))
+        head = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + head.encode() + data)
+        until = f"mtrain_tokens_total {120 * 40}"
+        wait_until(lambda: until in (metrics := server.ask("/metrics").body) and "mtrain_rows_open 0" in metrics)
+        for _ in range(signals):
+            server.process.terminate()
+            while not any("SIGTERM" in line for line in server.lines):
+                time.sleep(0.01)
+        code, lines = server.end()
+    assert code == 0 and "Traceback" not in lines
+
+
 @pytest.mark.parametrize(
     ("when", "rank"),
     [

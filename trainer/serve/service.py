@@ -58,7 +58,6 @@ class OpenRequest:
                 raise ApiError(400, reply.text)
             if reply.finish is not None:
                 self.open_ids.discard(reply.id)
-                self._service.forget(reply.id)
             yield reply
 
 
@@ -87,7 +86,7 @@ class Service:
 
     @property
     def open_rows(self) -> int:
-        """Rows that have not ended."""
+        """Rows that the ranks have not ended; their client may still have tokens to read."""
         return len(self._runs)
 
     def begin(self, requests: Sequence[Request | Search]) -> OpenRequest:
@@ -139,10 +138,6 @@ class Service:
             self.totals["rows_cancelled"] += len(left)
             self._outgoing.put([Cancel(id) for id in left])
 
-    def forget(self, id: str) -> None:
-        """A row has ended by itself."""
-        self._runs.pop(id, None)
-
     def fail(self, text: str) -> None:
         """The ranks have ended: every open run gets an error."""
         if self.failure:
@@ -165,7 +160,9 @@ class Service:
         replies, self.load = message
         for reply in replies:
             self.totals["tokens"] += isinstance(reply, Token) and not reply.prompt and reply.token >= 0
-            if (run := self._runs.get(reply.id)) is not None:
+            ended = isinstance(reply, RefusedRequest) or reply.finish is not None
+            run = self._runs.pop(reply.id, None) if ended else self._runs.get(reply.id)
+            if run is not None:
                 run.replies.put_nowait(reply)
 
     def _read(self) -> None:

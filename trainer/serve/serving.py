@@ -3,7 +3,7 @@
 The port is bound before the model is loaded, so that a port in use is reported at once; until the model is loaded,
 requests get status 503. SIGTERM and Ctrl-C finish open requests, and refuse new ones and those that have not arrived
 completely; a second one ends at once. Open requests get an error then, and when a rank has ended or hangs, in which
-case the server ends with the rank's error.
+case the server ends with the rank's error. Clients that do not read their answers are hung up on.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from mdata.errors import counted
 from trainer.serve.app import Server
 from trainer.serve.free_lists import freeze_loaded
 from trainer.serve.openai_api import Served
-from trainer.serve.processes import Ranks
+from trainer.serve.processes import POLL_S, Ranks
 from trainer.serve.service import Service
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-STOP_S = 1.0  # for the errors of open requests to be sent, after a second signal
+READ_S = 10.0  # for clients to read the last of their answers, after a signal
 FLUSH_S = 5.0  # for the errors of open requests to be sent, once a rank has ended
+STOP_S = 1.0  # the same after a second signal; and for handlers to end, once their clients are gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +67,20 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are handled here, not by uvicorn, which would raise them again at the end."""
+    """Signals are handled in this module, not by uvicorn, which would raise them again at the end."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave them alone."""
         yield
+
+    async def cut(self, after_s: float) -> None:
+        """Hang up on all clients, in some seconds, and soon after that end whatever their handlers do."""
+        await asyncio.sleep(after_s)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(STOP_S)
+        self.force_exit = True
 
 
 async def serve(
@@ -95,12 +104,18 @@ async def serve(
     )
     http = _Uvicorn(config)
 
+    async def stop_gently() -> None:
+        while service.open_rows:
+            await asyncio.sleep(POLL_S)
+        await http.cut(READ_S)
+
     def stop(number: signal.Signals) -> None:
         if service.stopping.is_set():
             service.fail("the server was stopped before this request ended")
-            loop.call_later(STOP_S, setattr, http, "force_exit", True)
+            tasks.append(asyncio.ensure_future(http.cut(STOP_S)))
         else:
             tell(f"{number.name}: sequences left to finish: {service.open_rows}; a second {number.name} ends at once")
+            tasks.append(asyncio.ensure_future(stop_gently()))
         service.stopping.set()
         http.should_exit = True
 
@@ -109,8 +124,9 @@ async def serve(
         loop.add_signal_handler(number, stop, number)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
-    ready = asyncio.ensure_future(_announce(service, f"{served.model.name} is served at {address}", tell))
     ended = asyncio.ensure_future(ranks.ended(service))
+    announced = asyncio.ensure_future(_announce(service, f"{served.model.name} is served at {address}", tell))
+    tasks = [ended, announced]
     freeze_loaded()
     try:
         await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -118,13 +134,12 @@ async def serve(
             error = ranks.error()
             service.fail(f"the server lost a rank: {error}".replace("\n", " "))
             http.should_exit = True
-            await asyncio.wait({serving}, timeout=FLUSH_S)
-            http.force_exit = True
+            tasks.append(asyncio.ensure_future(http.cut(FLUSH_S)))
             await serving
             raise error
         await serving
     finally:
-        for task in (ready, ended):
+        for task in tasks:
             task.cancel()
         service.close()
         for number in (signal.SIGINT, signal.SIGTERM):
