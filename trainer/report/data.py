@@ -69,7 +69,7 @@ class _Rank(msgspec.Struct):
 
 
 class _Step(msgspec.Struct):
-    """The fields of a line of metrics.jsonl."""
+    """The fields of a line of metrics.jsonl, in which a number that is not finite is null."""
 
     step: int
     consumed_samples: int
@@ -85,10 +85,11 @@ class _Step(msgspec.Struct):
     memory_bytes: float | None = None
     train: dict[str, float | None] | None = None
     valid: dict[str, float | None] | None = None
-    test: dict[str, float] | None = None
+    test: dict[str, float | None] | None = None
     tasks: dict[str, float | None] | None = None
     accuracy: dict[str, float | None] | None = None
-    experts: dict[str, dict[str, float | list[int]]] | None = None
+    named_losses: dict[str, float | None] | None = None
+    experts: dict[str, dict[str, float | list[int] | None]] | None = None
 
 
 class _Generated(msgspec.Struct):

@@ -83,7 +83,8 @@ def write_comparison(run_folders: Sequence[str | Path], path: Path) -> None:
     """
     if len(run_folders) > COLOURS:
         raise UsageError(f"{len(run_folders)} runs on one page", expected=f"at most {COLOURS}")
-    atomic_io.atomic_write(path, render_comparison([read_run(Path(folder)) for folder in run_folders]).encode())
+    page = render_comparison([read_run(Path(folder)) for folder in run_folders])
+    atomic_io.atomic_write(path, page.encode())
 
 
 def render_comparison(runs: Sequence[ReportedRun]) -> str:
@@ -352,7 +353,9 @@ def _loss_table(run: ReportedRun, valid: Sequence[ValidCorpus]) -> str:
 
 def _test_losses(run: ReportedRun) -> str:
     """The test sets' losses, which exist after the last step."""
-    rows = [[Cell(name), _number(f"{loss:.3f}")] for name, loss in (run.metrics[-1].get("test") or {}).items()]
+    losses = run.metrics[-1].get("test") or {}
+    texts = {name: "not a number" if loss is None else f"{loss:.3f}" for name, loss in losses.items()}
+    rows = [[Cell(name), _number(text)] for name, text in texts.items()]
     return f"<div><h2>Test sets</h2>{table(['at the end', loss_unit(run)], rows)}</div>" if rows else ""
 
 
@@ -401,8 +404,10 @@ def task_curves(run: ReportedRun) -> dict[str, list[tuple[float, float]]]:
                 curves.setdefault(name, []).append((line["consumed_samples"], number))
     steps, samples = zip(*((line["step"], line["consumed_samples"]) for line in run.metrics), strict=True)
     for name, numbers in run.evaluations.items():
-        points = [(float(np.interp(step, steps, samples)), number) for step, number in sorted(numbers.items())]
-        curves.setdefault(name, []).extend(points)
+        finite = [(step, number) for step, number in sorted(numbers.items()) if math.isfinite(number)]
+        if finite:
+            points = [(float(np.interp(step, steps, samples)), number) for step, number in finite]
+            curves.setdefault(name, []).extend(points)
     return curves
 
 
@@ -437,12 +442,12 @@ def _rewards(run: ReportedRun, axis: plots.Axis) -> str:
     curves: dict[str, list[tuple[float, float]]] = {}
     for line in run.metrics:
         for name, value in (line.get("named_losses") or {}).items():
-            if name.startswith("reward_"):
+            if name.startswith("reward_") and value is not None:
                 samples = line["consumed_samples"] * run.scale
                 curves.setdefault(name.removeprefix("reward_"), []).append((samples, float(value)))
+    accuracy = curves.pop("accuracy", [])
     if not curves:
         return ""
-    accuracy = curves.pop("accuracy", [])
     shown = [(name, curve, number) for number, (name, curve) in enumerate(curves.items())]
     rewards = plots.several("Rewards", shown, quantity="beta x log ratio", axis=axis, perplexity=False)
     share = plots.over_tokens("Accuracy", accuracy, quantity="accuracy", axis=axis)
@@ -481,8 +486,9 @@ def _experts(run: ReportedRun, axis: plots.Axis) -> str:
     names = ("max", "min", "entropy", "dropped")
     rows = []
     for layer in lines[-1]["experts"]:
-        numbers = {key: [of[key] for line in last if key in (of := line["experts"].get(layer, {}))] for key in names}
-        cells = [_number(f"{sum(loads) / len(loads):.4g}" if loads else "-") for loads in numbers.values()]
+        told = [line["experts"].get(layer, {}) for line in last]
+        numbers = [[number for of in told if (number := of.get(key)) is not None] for key in names]
+        cells = [_number(f"{sum(loads) / len(loads):.4g}" if loads else "-") for loads in numbers]
         rows.append([Cell(layer), *cells])
     header = ["layer", "busiest", "idlest", "entropy, nats", "share dropped"]
     lead = f"means of the last {len(last)} lines of metrics; loads are in multiples of an equal share"

@@ -214,6 +214,29 @@ def test_test_sets_are_shown_once_they_were_read(config):
     assert "Test sets" in text and "c-<test>" in text and "1.235" in text
 
 
+def test_numbers_that_no_json_holds_are_left_out(config):
+    """NaN and infinity are null in metrics.jsonl: of a router, of rewards, of a test set after a diverged run."""
+    folder = runs.write_run(config, steps=10)
+    experts = {"max": 1.5, "min": 0.5, "entropy": 1.25, "dropped": 0.0, "loads": [1, 3]}
+    rewards = {"reward_chosen": 0.5, "reward_accuracy": 1.0}
+    before = {"step": 11, "consumed_samples": 44, "loss": 2.0, "experts": {"1": experts}, "named_losses": rewards}
+    diverged = {
+        "step": 12,
+        "consumed_samples": 48,
+        "loss": None,
+        "test": {"c-test": None},
+        "experts": {"1": experts | {"entropy": None}},
+        "named_losses": dict.fromkeys(rewards),
+    }
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (before, diverged))
+    record_evaluation(folder, 10, {"scored": math.nan, "also scored": 0.5})
+    text = str(page_of(folder))
+    assert "also scored: 0.5" in text and "scored: nan" not in text
+    assert "Experts" in text and "1.25" in text and "Preferences" in text
+    assert "c-test" in text and "not a number" in text
+
+
 def test_training_loss_has_a_line_for_each_corpus(config, monkeypatch):
     folder = runs.write_run(config, steps=40)
     text = (folder / "report.html", write_report(folder))[0].read_text()
