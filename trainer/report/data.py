@@ -439,8 +439,8 @@ def _json(path: Path, default: Any) -> Any:
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     text = regular_file(path).read_bytes() if path.exists() else b""
-    try:
-        return [json.loads(line) for line in text.decode().splitlines()]
+    try:  # of bytes: in a text, splitlines also ends lines at characters that JSON leaves as they are
+        return [json.loads(line) for line in text.splitlines()]
     except (ValueError, RecursionError) as error:
         problem = f"{path} has a line that is not JSON"
         raise mdata.DamageError(problem, found=str(error), fix="remove that line") from error

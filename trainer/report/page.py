@@ -71,7 +71,7 @@ def write_report(run_folder: str | Path) -> tuple[Path, list[str]]:
     run = read_run(Path(run_folder))
     corpora = read_corpora(run)
     path = run.folder / "report.html"
-    atomic_io.atomic_write(path, render(run, corpora).encode())
+    atomic_io.atomic_write(path, render(run, corpora).encode(errors="replace"))
     return path, [_line(corpus, loss_unit(run)) for corpus in corpora.valid if corpus.curve]
 
 
@@ -84,7 +84,7 @@ def write_comparison(run_folders: Sequence[str | Path], path: Path) -> None:
     if len(run_folders) > COLOURS:
         raise UsageError(f"{len(run_folders)} runs on one page", expected=f"at most {COLOURS}")
     page = render_comparison([read_run(Path(folder)) for folder in run_folders])
-    atomic_io.atomic_write(path, page.encode())
+    atomic_io.atomic_write(path, page.encode(errors="replace"))
 
 
 def render_comparison(runs: Sequence[ReportedRun]) -> str:

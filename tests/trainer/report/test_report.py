@@ -274,6 +274,19 @@ def test_a_damaged_file_is_named(config, text):
         write_report(folder)
 
 
+def test_answers_may_hold_any_character_of_a_line_end(config):
+    folder = runs.write_run(config, steps=2)
+    lines = [{"prompt": "a", "text": f"first{end}last word", "step": 1} for end in "\u0085\u2028\u2029\x1c\r"]
+    (folder / "generated.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    assert str(page_of(folder)).count("last word") == len(lines)
+
+
+def test_answers_may_hold_half_a_character(config):
+    folder = runs.write_run(config, steps=2)
+    (folder / "generated.jsonl").write_bytes(b'{"prompt": "a\xed\xa0\x80b", "text": "c", "step": 1}\n')
+    assert "a?b" in str(page_of(folder))
+
+
 def test_labels_of_lengths_stand_at_their_bars():
     """With more than ten classes every second one has a label."""
     read = report_data.CorpusRead(
