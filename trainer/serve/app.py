@@ -123,7 +123,7 @@ class Server:
         def metric(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> None:
             lines.append(f"# HELP mtrain_{name} {help_text}")
             lines.append(f"# TYPE mtrain_{name} {kind}")
-            lines.extend(f"mtrain_{name}{labels} {value:g}" for labels, value in values.items())
+            lines.extend(f"mtrain_{name}{labels} {value:.15g}" for labels, value in values.items())
 
         by_status = {f'{{path="{path}",status="{status}"}}': float(n) for (path, status), n in self.requests.items()}
         metric("requests_total", "counter", "Requests answered.", by_status)

@@ -238,6 +238,19 @@ def test_models_health_and_metrics(server):
     assert {key.partition("{")[0] for key in values} <= names
 
 
+def test_metrics_count_every_token_of_a_long_life(served):
+    with running(served) as server:
+        server.server.service.totals["tokens"] = 12_345_678
+        server.server.seconds["/v1/completions"] = 98_765.4321
+        server.server.first_token_s = 1 / 3
+        server.ask("/v1/completions", {**PROMPT, "max_tokens": 1})
+        lines = server.ask("/metrics").body.splitlines()
+    assert "mtrain_tokens_total 12345679" in lines
+    values = dict(line.rsplit(" ", 1) for line in lines)
+    assert float(values['mtrain_request_seconds_total{path="/v1/completions"}']) > 98_765.4321
+    assert float(values["mtrain_first_token_seconds_sum"]) > 1 / 3
+
+
 def opened(server, body) -> socket.socket:
     """A connection that has sent a request."""
     host, port = server.url.removeprefix("http://").split(":")
