@@ -249,10 +249,10 @@ def _finetuning(a: Given, ranks: int | None) -> str:
         "--attention-dropout": "model.attention_dropout",
         "--seed": "run.seed",
     }
-    words += [f"{key}={a[name]:g}" for name, key in settings.items() if name in a]
+    words += [f"{key}={a[name]:.15g}" for name, key in settings.items() if name in a]
     words += ["--task", a["--task"].lower(), "--valid", ",".join(a["--valid-data"])]
     words += ["--epochs", str(a["--epochs"])] if a["--epochs"] else []
-    words += ["--lr", f"{a['--lr']:g}"]
+    words += ["--lr", f"{a['--lr']:.15g}"]
     words += ["--sequence-length", str(a["--seq-length"])] if "--seq-length" in a else []
     words += [word for name in ("fp16", "bf16") if f"--{name}" in a for word in ("--precision", name)]
     words += ["--gpus", str(ranks)] if ranks and ranks > 1 else []

@@ -195,6 +195,15 @@ def test_finetuning_a_bert(capsys, tmp_path):
     assert len(lines) == 2 and all("mtrain eval checkpoints/mnli --task mnli --data" in line for line in lines)
 
 
+def test_finetuning_keeps_every_digit(capsys, tmp_path):
+    path = tmp_path / "finetune.sh"
+    text = FINETUNE.format(epochs=5).replace("--seed 1234 ", "--seed 20230501 ")
+    path.write_text(text.replace("--lr 5.0e-5", "--lr 3.1415926e-5"))
+    assert main(["config", "--from-megatron", str(path)]) == 0
+    assert " run.seed=20230501 " in (line := capsys.readouterr().out.splitlines()[-1])
+    assert " --lr 3.1415926e-05 " in line
+
+
 def test_other_programs_are_no_evaluation():
     assert find_evaluation("python pretrain_gpt.py --num-layers 2") is None
     assert find_evaluation("python main.py --task LAMBADA") is None
