@@ -79,7 +79,8 @@ class RunJob:
     def is_same_process(self) -> bool:
         """Whether the local process is alive; False on other hosts."""
         here = self.host == os.uname().nodename
-        return here and self.id.isdecimal() and _started_ticks(int(self.id)) == self.started_ticks
+        known = here and self.id.isdecimal() and self.started_ticks > 0  # 0: it had ended before its start was read
+        return known and _started_ticks(int(self.id)) == self.started_ticks
 
     def refuse_other(self, job: RunJob) -> None:
         """Refuse to launch another command while this one is queued or running.

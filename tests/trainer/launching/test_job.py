@@ -86,6 +86,12 @@ def test_a_local_process_is_known_by_its_start_and_leaves_its_log(tmp_path):
         time.sleep(0.05)
 
 
+def test_a_process_that_ended_before_it_was_looked_at_is_not_alive(tmp_path):
+    """One that fails at once: its start could not be read any more."""
+    job = a_job(tmp_path, engine="local", ranks_per_node=1, id=str(2**22 + 1), host=os.uname().nodename)
+    assert job.started_ticks == 0 and not job.is_same_process()
+
+
 def test_what_was_not_started_leaves_nothing(tmp_path):
     job = a_job(tmp_path)
     prepare(job, "")
