@@ -28,7 +28,7 @@ from trainer.tasks.beam import Beam, Beams
 from trainer.tasks.decoder import BeamCache
 from trainer.tasks.engine import DecodeEngine, Request, Token
 from trainer.tasks.loaded_model import Model
-from trainer.tasks.sampling import Sampling, biased
+from trainer.tasks.sampling import Sampling, biased, check_chosen
 from trainer.tasks.text_stream import TextStream
 
 DEFAULT_TOKENS = 64
@@ -153,6 +153,7 @@ def search_beams(
 
     Raises:
         UsageError: numbers out of range, or a prompt and its tokens are longer than the model's context.
+        DamageError: the model's logits are not numbers.
     """
     beams = Beams(width, max_tokens, model.ends if ends is None else ends, length_penalty, early_stopping)
     if not 1 <= count <= width:
@@ -183,12 +184,18 @@ class BeamSearch:
         self._cache = BeamCache(model, ids, width=beams.width, max_tokens=beams.max_tokens)
 
     def step(self) -> None:
-        """Compute the next token of all rows."""
+        """Compute the next token of all rows.
+
+        Raises:
+            DamageError: the model's logits are not numbers.
+        """
         logits_BV = self._cache.logits(self.beams.rows, self.beams.parents)
         if self._rules is not None:
             lasts = [row[-1] if row else self._last for row in self.beams.rows]
             logits_BV = torch.stack([biased(logits_BV[i], self._rules, last=last) for i, last in enumerate(lasts)])
-        self.beams.advance(logits_BV.log_softmax(-1))
+        log_probs_BV, vocabulary = logits_BV.log_softmax(-1), logits_BV.shape[-1]
+        check_chosen(torch.where(log_probs_BV.isnan().any(-1), vocabulary, 0).tolist(), vocabulary)
+        self.beams.advance(log_probs_BV)
 
 
 def write_generated(model: Model, texts: Sequence[Generated]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -349,6 +350,18 @@ def _refused(context):
 
 def test_what_does_not_fit_is_refused_with_both_numbers():
     run_ranks(_refused, 1)
+
+
+def _beams_of_nan(context):
+    model = _model(context, "llama", eod=11)
+    with torch.no_grad():
+        model.module.head.weight.fill_(math.nan)
+    with pytest.raises(DamageError, match="logits are not numbers"):
+        search_beams(model, [1, 2], width=3, max_tokens=4)
+
+
+def test_beams_of_a_broken_model_are_no_empty_answer():
+    run_ranks(_beams_of_nan, 1)
 
 
 def _samples(context, folder, calls):
