@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 _MOST = (1 << 63) - 1
-_MOST_DIMS = 4  # of tensors; those of our models have 2
+_MOST_DIMS = 4  # of tensors; experts and convolutions of our models have 3, most others 1 or 2
 
 
 @dataclass
