@@ -86,11 +86,11 @@ class OpenRow:
             self.finish_reason = "stop"
             return self.stream.finish()
         new = self.stream.add(token.token, stops=not early)
-        if self.stream.stopped:
-            self.finish_reason = "stop"
-        elif token.finish is not None or len(self.tokens) >= self.most:
+        if token.finish is not None or len(self.tokens) >= self.most:
             self.finish_reason = "stop" if token.finish == "stop" else "length"
             new += self.stream.finish()
+        if self.stream.stopped:
+            self.finish_reason = "stop"
         return new
 
 

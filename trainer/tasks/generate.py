@@ -128,7 +128,7 @@ def answers_of(
         del opened[str(number)]
         if stream is not None:
             stream.finish()
-            answer.text = stream.text
+            answer.text, answer.finish_reason = stream.text, "stop" if stream.stopped else answer.finish_reason
         yield answer
 
 

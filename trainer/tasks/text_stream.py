@@ -60,18 +60,20 @@ class TextStream:
             self._window = self._window[-CONTEXT:]
             self._num_context, self._given = len(self._window), 0
             self._context_text = self._decode(self._window)
-        return self._release(stops)
+        return self._release(stops=stops)
 
     def finish(self) -> str:
-        """The text that was held back, once no token follows."""
+        """The text that was held back, once no token follows; a stop string in it ends the text."""
         if self.stopped:
             return ""
-        rest = self._held + self._new_text()[self._given :]
-        self._held, self._window = "", self._window[: self._num_context]
+        self._held += self._new_text()[self._given :]
+        self._window, self._given = self._window[: self._num_context], 0
+        piece = self._release(stops=True)
+        rest, self._held = self._held, ""
         self.text += rest
-        return rest
+        return piece + rest
 
-    def _release(self, stops: bool) -> str:
+    def _release(self, *, stops: bool) -> str:
         held = self._held
         at = (
             min((place for place in (held.find(text) for text in self._stop) if place >= 0), default=-1)

@@ -60,6 +60,20 @@ def test_a_kept_stop_string_ends_the_text():
     assert pieces(list(b"a\nb"), stop=("\n",))[1].text == "a"
 
 
+class Joined:
+    """A tokenizer of bytes with one token more, 256: a full stop and the first byte of a character."""
+
+    def decode(self, ids):
+        return b"".join(b".\xe2" if id == 256 else bytes([id]) for id in ids).decode(errors="replace")
+
+
+def test_a_stop_string_before_an_unfinished_character_ends_the_text_too():
+    for options, text in (({}, "a"), ({"keep_stop": True}, "a.\ufffd")):
+        stream = TextStream(Joined(), [], stop=(".",), **options)  # type: ignore[arg-type]
+        given_out = [stream.add(97), stream.add(256), stream.finish()]
+        assert "".join(given_out) == stream.text == text and stream.stopped
+
+
 def test_stops_before_the_least_number_of_tokens_do_not_count():
     stream = TextStream(BYTES, [], stop=(".",))
     assert stream.add(ord("."), stops=False) == "." and not stream.stopped
