@@ -35,7 +35,7 @@ from trainer.optim.layout import Bucket, RuleRange
 from trainer.optim.muon import MatrixUpdate
 from trainer.optim.ownership import Ownership, everything
 from trainer.parallel.collectives import Group, all_reduce_
-from trainer.parallel.params import is_first_copy, slices
+from trainer.parallel.params import SHARD_AXES, is_first_copy, slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Optimizer:
             # A rank's part of a padded tensor may be padding alone.
             if slot.spec.pieces and is_first_copy(slot.spec.copies, lambda axis: self.groups[axis].rank):
                 self._norm_groups[norm_groups[slot.spec.pieces[0].name]].append((slot.start + low, slot.start + high))
-        alone = groups["data"].size == 1 and self._matrices is None
+        alone = all(groups[axis].size == 1 for axis in SHARD_AXES) and self._matrices is None
         self._recorder = recorder if alone else None
         self._recordings: dict[Any, RecordedFunction | None] = {}
 

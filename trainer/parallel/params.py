@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 ShardAxis = Literal["data", "edp"]
+SHARD_AXES: tuple[str, ...] = get_args(ShardAxis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

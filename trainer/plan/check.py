@@ -761,14 +761,14 @@ def precision_problems(config: RunConfig) -> Iterator[str]:
             )
 
 
-def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
+def why_not_recorded(config: RunConfig, *, sharing: int) -> str:
     """Why CUDA graphs cannot launch the passes of this run (pipeline/graphs.py); "" if they can.
 
     Args:
-        data_parallel: ranks that share parameters, those of context parallelism included.
+        sharing: ranks that share a parameter, at most; see `Plan.sharing`.
     """
     sharding = config.optimizer.sharding
-    if data_parallel > 1 and sharding in ("gradients", "parameters"):
+    if sharing > 1 and sharding in ("gradients", "parameters"):
         return f'optimizer.sharding="{sharding}" moves buffers during a step'
     if config.data.kind == "pairs":
         return 'the number of pairs of data.kind="pairs" differs between microbatches'
@@ -791,7 +791,7 @@ def why_experts_wait(config: RunConfig) -> str:
     return ""
 
 
-def uses_graphs(config: RunConfig, *, data_parallel: int) -> bool:
+def uses_graphs(config: RunConfig, *, sharing: int) -> bool:
     """Whether a GPU launches the passes of this run as CUDA graphs.
 
     "auto": where whole steps can be recorded, but not for experts, which gain less than 1 % and need a GPU of Hopper or
@@ -799,7 +799,7 @@ def uses_graphs(config: RunConfig, *, data_parallel: int) -> bool:
     """
     if (setting := config.kernels.cuda_graphs) != "auto":
         return setting == "on"
-    return data_parallel == 1 and config.model.moe is None and not why_not_recorded(config, data_parallel=1)
+    return sharing == 1 and config.model.moe is None and not why_not_recorded(config, sharing=1)
 
 
 def why_not_beside(config: RunConfig) -> str:
@@ -815,9 +815,9 @@ def why_not_beside(config: RunConfig) -> str:
 
 def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     """One line for each named kernel that does not support its use in this run."""
-    kernels, family = config.kernels, family_of(config)
-    data_parallel = world_size // (config.mesh.tp * config.mesh.pp)
-    if kernels.cuda_graphs == "on" and (reason := why_not_recorded(config, data_parallel=data_parallel)):
+    kernels, family, mesh = config.kernels, family_of(config), config.mesh
+    sharing = world_size // mesh.pp // min(mesh.tp, (mesh.etp or mesh.tp) * mesh.ep)
+    if kernels.cuda_graphs == "on" and (reason := why_not_recorded(config, sharing=sharing)):
         yield f'kernels.cuda_graphs="on" cannot be used: {reason}; set kernels.cuda_graphs="auto"'
     if kernels.overlap_passes == "on" and (reason := why_not_beside(config)):
         yield f'kernels.overlap_passes="on" cannot be used: {reason}; set kernels.overlap_passes="auto"'

@@ -193,19 +193,19 @@ def tensor_parallel_choices(plan: Plan, *, device: Device) -> tuple[Choice, ...]
 def launch_choice(config: RunConfig, plan: Plan, *, device: Device) -> Choice:
     """Whether kernels are launched one by one or as CUDA graphs."""
     one_by_one, graphs = "one by one", "CUDA graphs"
-    setting, data_parallel = config.kernels.cuda_graphs, plan.dp * plan.cp
+    setting, sharing = config.kernels.cuda_graphs, plan.sharing
     reason = f'kernels.cuda_graphs="{setting}"'
-    if uses_graphs(config, data_parallel=data_parallel) and (device == "gpu" or setting == "on"):
+    if uses_graphs(config, sharing=sharing) and (device == "gpu" or setting == "on"):
         if device == "cpu":
             return Choice(LAUNCHES, graphs, f"{reason}; refused on a CPU")
-        parts = "all but the first and last microbatch of a step" if data_parallel > 1 else "passes and the update"
+        parts = "all but the first and last microbatch of a step" if sharing > 1 else "passes and the update"
         if config.data.kind in ("bert", "t5"):
             parts += ", for sizes of rows without padding that recur"
         elif config.data.documents_apart:
             parts += ", for numbers and lengths of documents that recur"
         other = "another way is named" if setting == "on" else "GPUs would wait for the host"
         return Choice(LAUNCHES, graphs, f"{reason}; of {parts}", ((one_by_one, other),))
-    why = why_not_recorded(config, data_parallel=data_parallel) or "kernels.cuda_graphs can turn them on"
+    why = why_not_recorded(config, sharing=sharing) or "kernels.cuda_graphs can turn them on"
     return Choice(LAUNCHES, one_by_one, reason, ((graphs, "used on GPUs only" if device == "cpu" else why),))
 
 

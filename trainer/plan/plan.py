@@ -97,6 +97,11 @@ class Plan:
         return self.tp * self.cp * self.dp // (self.etp * self.ep)
 
     @property
+    def sharing(self) -> int:
+        """Ranks that share a parameter, at most: with mesh.etp below mesh.tp more have an expert than have the rest."""
+        return max(self.dp * self.cp, self.edp)
+
+    @property
     def head_dim(self) -> int:
         """Features of one attention head."""
         return self.shape.head_dim

@@ -158,9 +158,9 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: Rates) -> St
 
 def _launched_one_by_one(config: RunConfig, plan: Plan) -> float:
     """The share of microbatches that are not launched as CUDA graphs; see pipeline/graphs.py."""
-    if not uses_graphs(config, data_parallel=plan.dp * plan.cp):
+    if not uses_graphs(config, sharing=plan.sharing):
         return 1.0
-    return min(1.0, 2 / plan.num_microbatches) if plan.dp * plan.cp > 1 else 0.0
+    return min(1.0, 2 / plan.num_microbatches) if plan.sharing > 1 else 0.0
 
 
 def _gathered_numbers(config: RunConfig, plan: Plan, place: Place) -> int:

@@ -52,7 +52,7 @@ from trainer.optim.ownership import Ownership, owned_by
 from trainer.optim.scaler import LossScaler, scale_rule
 from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.init import ElementRange, initialize_
-from trainer.parallel.params import Place, is_first_copy
+from trainer.parallel.params import SHARD_AXES, Place, is_first_copy
 from trainer.parallel.world import World
 from trainer.pipeline.executor import Executor
 from trainer.pipeline.graphs import StageGraphs
@@ -98,7 +98,7 @@ class Engine:
         family, places = family_of(config), plan.pipeline.places(world.groups["pp"].rank, like)
         self.layout = make_layout(
             rank_parameters(family, plan.shape, places=places),
-            {axis: world.mesh.size(axis) for axis in ("data", "edp")},
+            {axis: world.mesh.size(axis) for axis in SHARD_AXES},
             bucket_size=config.optimizer.bucket_size or 0,
         )
         dtype = DTYPES[config.precision.dtype]
@@ -113,7 +113,7 @@ class Engine:
         recorder = self._recorder(config.kernels)
         graphs = None
         if recorder is not None:
-            whole_steps, overlap = world.groups["data"].size == 1, plan.pipeline.ahead > 0
+            whole_steps, overlap = plan.sharing == 1, plan.pipeline.ahead > 0
             graphs = StageGraphs(recorder, whole_steps=whole_steps, overlap=overlap, channel=world.channel.use)
         self.loss_names = (*family.losses(plan.shape), *(LOSS_NAMES if config.data.kind == "pairs" else ()))
         self.references: References | None = None
@@ -138,7 +138,7 @@ class Engine:
         self.buffers = Buffers(
             self.model,
             self.layout,
-            owned=owned_by(self.layout, {axis: world.groups[axis].rank for axis in ("data", "edp")}),
+            owned=owned_by(self.layout, {axis: world.groups[axis].rank for axis in SHARD_AXES}),
             device=world.device,
             sharding=config.optimizer.sharding,
             in_params_dtype=config.precision.gradients == "params",
@@ -170,8 +170,8 @@ class Engine:
         if kernels.cuda_graphs == "on" and self.world.device.type == "cpu":
             expected = 'a GPU, or kernels.cuda_graphs="auto"'
             raise UsageError('kernels.cuda_graphs="on" cannot be used', found="a CPU", expected=expected)
-        device, data_parallel = self.world.device, self.plan.dp * self.plan.cp
-        if device.type != "cuda" or not uses_graphs(self.config, data_parallel=data_parallel):
+        device = self.world.device
+        if device.type != "cuda" or not uses_graphs(self.config, sharing=self.plan.sharing):
             return None
         if self.config.model.moe is not None and torch.cuda.get_device_capability(device) < HOPPER:
             raise UsageError(

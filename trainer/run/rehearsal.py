@@ -33,7 +33,7 @@ from trainer.optim.muon import parts_of
 from trainer.optim.ownership import owned_by
 from trainer.parallel.matching import Entry, Group, Matched, match
 from trainer.parallel.mesh import AXES, Mesh, mesh_of
-from trainer.parallel.params import ParamSpec
+from trainer.parallel.params import SHARD_AXES, ParamSpec
 from trainer.parallel.recorded import Event, Record, recorded_world
 from trainer.pipeline.actions import Action, Schedule
 from trainer.plan.plan import Plan
@@ -181,7 +181,7 @@ def _keys(plan: Plan, mesh: Mesh, tables: Tables) -> dict[tuple[int, int, int], 
     the buffers, and their sums over other axes depend on the parameters in these runs.
     """
     keys: dict[tuple[int, int, int], Hashable] = {}
-    sizes = {axis: mesh.size(axis) for axis in ("data", "edp")}
+    sizes = {axis: mesh.size(axis) for axis in SHARD_AXES}
     layouts = [make_layout(tables[pp, 0, 0], sizes) for pp in range(plan.pp)]
     for pp, data, edp in dict.fromkeys(_place(mesh, rank) for rank in range(mesh.world_size)):
         owned = owned_by(layouts[pp], {"data": data, "edp": edp})
@@ -278,7 +278,7 @@ def _what(event: Event) -> Hashable:
 
 def _answers(config: RunConfig, plan: Plan, mesh: Mesh, rank: int) -> list[Any]:
     """The parts of matrices that every rank of a pipeline stage reports."""
-    sizes, pp = {axis: mesh.size(axis) for axis in ("data", "edp")}, mesh.index("pp", rank)
+    sizes, pp = {axis: mesh.size(axis) for axis in SHARD_AXES}, mesh.index("pp", rank)
     tables = _tables(config, plan)
     layouts = {place[1:]: make_layout(table, sizes) for place, table in tables.items() if place[0] == pp}
     parts = []

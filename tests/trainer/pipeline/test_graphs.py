@@ -17,10 +17,11 @@ from tests.helpers.examples import soaked
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tape import TapeRecorder
 from tests.trainer.engines import held_state, layouts, microbatches, small_config, with_documents
-from tests.trainer.models import test_bert, test_mamba, test_t5
+from tests.trainer.models import test_bert, test_mamba, test_moe, test_t5
 from trainer.config.sections import (
     KernelsSection,
     MeshSection,
+    MoESection,
     OptimizerSection,
     PrecisionSection,
     RecomputeSection,
@@ -52,7 +53,7 @@ def _trained(context: Any, config: RunConfig, recorded: bool, beside: bool = Fal
     engine = layouts(context, config)
     recorder = TapeRecorder()
     if recorded:
-        whole = engine.world.groups["data"].size == 1
+        whole = engine.plan.sharing == 1
         channel = engine.world.channel.use
         engine.executor.graphs = StageGraphs(recorder, whole_steps=whole, overlap=beside, channel=channel)
         engine._training = replace(engine.plan.pipeline, ahead=int(beside)).lowered
@@ -227,6 +228,15 @@ def test_recorded_passes_of_hybrids_give_the_same_bits(ranks, options):
     config = test_mamba.config_of("M-*M", dtype="fp32", **options)
     train, kernels = replace(config.train, global_batch=8), KernelsSection(loss="plain", optimizer="plain")
     _check_the_same_bits(ranks, replace(config, train=train, kernels=kernels))
+
+
+@pytest.mark.parametrize("sharding", ["state", pytest.param("none", marks=pytest.mark.soak)])
+def test_what_ranks_share_of_experts_alone_is_not_recorded(sharding):
+    """tp ranks with whole experts: every token goes to all of them, so that the host is not asked where one ends."""
+    moe, mesh = MoESection(num_experts=2, top_k=2, ffn_hidden_size=16), {"tp": 2, "etp": 1, "sequence_parallel": True}
+    config = test_moe._config(moe, dtype="fp32", sharding=sharding, **mesh)
+    train, kernels = replace(config.train, global_batch=8), KernelsSection(loss="plain", optimizer="plain")
+    _check_the_same_bits(2, replace(config, train=train, kernels=kernels))
 
 
 @functools.cache

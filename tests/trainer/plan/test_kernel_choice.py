@@ -228,6 +228,8 @@ def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_
     assert _choices("cpu", mesh={"tp": 2})[name].kernel == "one by one"
     assert "the first and last" in _choices("gpu", kernels=on, mesh={"tp": 1})[name].reason, "two data-parallel ranks"
     assert _choices("gpu", kernels=on, mesh={"tp": 2})[name].reason.endswith("of passes and the update")
+    copies = {"mesh": {"tp": 2, "etp": 1, "sequence_parallel": True}, "model": experts, "precision": bf16}
+    assert "the first and last" in _choices("gpu", kernels=on, **copies)[name].reason, "two ranks share experts"
     assert _choices("cpu", kernels=on)[name].reason.endswith("refused on a CPU")
     masked = {"mesh": {"tp": 2}, "data": {"document_masks": True}}
     assert _choices("gpu", **masked)[name].reason.endswith("for numbers and lengths of documents that recur")
@@ -235,6 +237,7 @@ def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_
     assert padded.reason.endswith("of passes and the update, for sizes of rows without padding that recur")
     for sections, words in {
         "sharding": ({"optimizer": {"sharding": "gradients"}, "mesh": {"tp": 1}}, "moves buffers"),
+        "sharding of experts": ({"optimizer": {"sharding": "gradients"}, **copies}, "moves buffers"),
         "pairs": ({"data": {"kind": "pairs"}}, "the number of pairs"),
         "dtype of experts": ({"model": experts, "precision": {"dtype": "fp16"}}, "experts wait for the host"),
         "width of experts": ({"model": narrow, "precision": bf16}, "12, is no multiple of 8"),

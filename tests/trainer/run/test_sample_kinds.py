@@ -451,7 +451,7 @@ def test_passes_of_rows_that_differ_are_not_recorded(corpora, tmp_path):
         config = replace(config_of(corpora, tmp_path, kind), kernels=graphs)
         assert not list(check(config, 1, facts=None))
     classes = replace(config, data=replace(config.data, kind="classify"))
-    assert "have padding, whose length differs" in why_not_recorded(classes, data_parallel=1)
+    assert "have padding, whose length differs" in why_not_recorded(classes, sharing=1)
 
 
 def test_a_family_is_told_which_kinds_it_trains_on(corpora, tmp_path):
