@@ -146,7 +146,7 @@ def blend_of_corpus(corpus: Corpus, folder: Path, *, tokenizer_unknown: str = RE
     if not corpus.num_tokens:
         raise UsageError(f"{corpus.name} has no tokens; leave it out")
     component = BlendComponent(
-        path=corpus.address or relative_path(corpus.path, folder),
+        path=name_in(folder, corpus),
         id=corpus.id,
         name=corpus.name,
         share=str(corpus.num_tokens),
@@ -166,6 +166,11 @@ def blend_of_corpus(corpus: Corpus, folder: Path, *, tokenizer_unknown: str = RE
         tokenizer_unknown="ok" if tokenizer_unknown == OK else UNSET,
     )
     return OpenBlend(sealed(manifest), (corpus,), folder)
+
+
+def name_in(folder: Path, corpus: Corpus) -> str:
+    """The name of a corpus in a manifest in this folder, which `beside` resolves."""
+    return corpus.address or relative_path(corpus.path, folder)
 
 
 def relative_path(path: Path, folder: Path) -> str:

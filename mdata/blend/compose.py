@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from mdata.blend.blend import OpenBlend, relative_path
+from mdata.blend.blend import OpenBlend, name_in, relative_path
 from mdata.blend.data_path import BlendEntry, is_many
 from mdata.blend.duplicates import PlannedComponent, first_alike, merge_same
 from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
@@ -33,7 +33,7 @@ from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_u
 from mdata.blend.share_texts import weights_set_by
 from mdata.blend.spec import BlendSpec, SpecLike, read_spec
 from mdata.corpus.corpus import Corpus
-from mdata.corpus.open_part import open_part
+from mdata.corpus.open_part import beside, open_part
 from mdata.corpus.paths import prefix_of
 from mdata.errors import MdataError, UsageError, counted, errors_wanted_by, explain_os_error
 from mdata.indexed.reader import Mode
@@ -189,7 +189,7 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
     corpora = []
     for part in blend.components:
         with errors_wanted_by(f"{entry.path}: component {part.name}"):
-            corpora.append(open_one(str(Path(entry.path).parent / part.path)))
+            corpora.append(open_one(str(beside(Path(entry.path).parent, part.path))))
     (weight_by,) = weights_set_by(blend, [corpus.num_tokens for corpus in corpora])
     for part, share, corpus in zip(blend.components, phase.shares, corpora, strict=True):
         if corpus.id != part.id:
@@ -209,7 +209,7 @@ def _name_all(matches: Sequence[EntryCorpora]) -> None:
     times = Counter(name for name, _ in {(part.name, part.corpus.id) for part in parts})
     for part in parts:
         if times[part.name] > 1:
-            part.name = str(part.corpus.path)
+            part.name = part.corpus.place
 
 
 def _check_distinct(parts: Sequence[PlannedComponent]) -> None:
@@ -217,7 +217,7 @@ def _check_distinct(parts: Sequence[PlannedComponent]) -> None:
     for part, alike in zip(parts, first_alike([part.corpus for part in parts]), strict=True):
         other = parts[alike]
         if other is not part:
-            both = f"{part.corpus.path} and {other.corpus.path}"
+            both = f"{part.corpus.place} and {other.corpus.place}"
             one_id = part.corpus.id == other.corpus.id
             why = f"id {part.corpus.id[:16]}" if one_id else "the same .idx, and a .bin of the same size"
             problems.append(f"{both} are the same corpus ({why})")
@@ -240,13 +240,10 @@ def corpora_of_sets(blend: BlendManifest, folder: Path, *, open_one: Opener) -> 
     """The corpora of each validation and test set; of a set that is a blend, its corpora."""
     corpora: dict[str, list[Corpus]] = {}
     for named_set in (*(blend.valid or ()), *(blend.test or ())):
-        inner = blend_at(str(folder / named_set.path))
-        paths = (
-            [named_set.path]
-            if inner is None
-            else [str(Path(named_set.path).parent / part.path) for part in inner.components]
-        )
-        corpora.setdefault(named_set.name, []).extend(open_one(str(folder / path)) for path in paths)
+        place = beside(folder, named_set.path)
+        inner = blend_at(str(place))
+        paths = [place] if inner is None else [beside(place.parent, part.path) for part in inner.components]
+        corpora.setdefault(named_set.name, []).extend(open_one(str(path)) for path in paths)
     return corpora
 
 
@@ -343,7 +340,7 @@ def _check_texts(parts: Sequence[PlannedComponent], groups: Mapping[str, Share])
 
 def _component(part: PlannedComponent, folder: Path) -> BlendComponent:
     return BlendComponent(
-        path=part.corpus.address or relative_path(part.corpus.path, folder),
+        path=name_in(folder, part.corpus),
         id=part.corpus.id,
         name=part.name,
         group=part.group,
@@ -386,11 +383,11 @@ def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: 
             paths = corpora_at(path) if is_many(path) else [path]
             for set_path in paths:
                 corpus = None if blend else open_one(set_path)
-                where = Path(set_path) if corpus is None else corpus.path
                 id = blend.id if blend else corpus.id if corpus else ""
-                called = name if name != path and len(paths) == 1 else corpus.name if corpus else where.stem
-                called = called if called not in made else str(where)
-                made[called] = NamedSet(name=called, path=relative_path(where, folder), id=id)
+                called = name if name != path and len(paths) == 1 else corpus.name if corpus else Path(set_path).stem
+                called = called if called not in made else corpus.place if corpus else set_path
+                named = name_in(folder, corpus) if corpus else relative_path(Path(set_path), folder)
+                made[called] = NamedSet(name=called, path=named, id=id)
         except MdataError as error:
             problems.append(str(error))
     return list(made.values())

@@ -75,7 +75,7 @@ def merge_same(
         if len(same) > 1:
             unread = not all(part.corpus.manifest.verified for part in same)
             if unread and len({tuple(r.bin_path.resolve() for r in part.corpus.readers) for part in same}) > 1:
-                both = " and ".join(str(part.corpus.path) for part in same[:2])
+                both = " and ".join(part.corpus.place for part in same[:2])
                 problems.append(
                     f"{both}: their .idx are equal, but their tokens may differ; run mdata adopt --full on each"
                 )

@@ -88,7 +88,7 @@ def _open_manifest(
     for part, corpus in zip(blend.components, corpora, strict=True):
         if part.id != corpus.id:
             raise DamageError(
-                f"{path}: component {part.name} is not the corpus that was blended ({corpus.path})",
+                f"{path}: component {part.name} is not the corpus that was blended ({corpus.place})",
                 found=f"id {corpus.id}",
                 expected=f"id {part.id}",
                 fix="put the corpus back, or make the blend again",

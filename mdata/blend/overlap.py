@@ -81,7 +81,7 @@ def shared_documents(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
                 theirs = lineages[other]
                 assert theirs is not None, "found by its inputs"
                 names = (
-                    f"{corpora[number].path} ({lineage.description}) and {corpora[other].path} ({theirs.description})"
+                    f"{corpora[number].place} ({lineage.description}) and {corpora[other].place} ({theirs.description})"
                 )
                 problems.append(f"{names} both contain documents of {input}")
     return problems
@@ -104,11 +104,11 @@ def check_apart(train: Sequence[Corpus], sets: Mapping[str, Sequence[Corpus]], *
         for corpus in corpora:
             same = next((other for other in train if _same(corpus, other)), None)
             if same is not None:
-                problems.append(f"{name}: {corpus.path} is also training data: {same.path}")
+                problems.append(f"{name}: {corpus.place} is also training data: {same.place}")
                 continue
             lineage = lineage_of(corpus.manifest)
             for other, input in by_input.sharing(lineage) if lineage and by_input else ():
-                problems.append(f"{name}: {corpus.path} and {train[other].path} both contain documents of {input}")
+                problems.append(f"{name}: {corpus.place} and {train[other].place} both contain documents of {input}")
     if problems:
         raise UsageError(
             "evaluation sets contain documents of the training data",

@@ -41,16 +41,16 @@ def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
         if corpus.tokenizer_fingerprint != fingerprinted[0].tokenizer_fingerprint:
             raise UsageError(
                 "two corpora were made with different tokenizers",
-                found=f"{fingerprinted[0].path}: {_named(fingerprinted[0])}",
-                expected=f"the same tokenizer as {corpus.path}: {_named(corpus)}",
+                found=f"{fingerprinted[0].place}: {_named(fingerprinted[0])}",
+                expected=f"the same tokenizer as {corpus.place}: {_named(corpus)}",
                 fix="preprocess one of them again with the tokenizer of the other",
             )
-    silent = [str(corpus.path) for corpus in corpora if corpus.tokenizer_fingerprint is None]
+    silent = [corpus.place for corpus in corpora if corpus.tokenizer_fingerprint is None]
     if fingerprinted and silent and not unknown:
         raise UsageError(
             "some corpora do not record their tokenizer, and others do",
             found=f"no tokenizer recorded for {few(silent)}",
-            expected=f"the tokenizer of {fingerprinted[0].path}: {_named(fingerprinted[0])}",
+            expected=f"the tokenizer of {fingerprinted[0].place}: {_named(fingerprinted[0])}",
             fix=way_out(silent[0]),
         )
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from mdata.blend.blend import OpenBlend, relative_path
+from mdata.blend.blend import OpenBlend, name_in, relative_path
 from mdata.blend.compose import corpora_of_sets, plan_blend
 from mdata.blend.duplicates import first_alike
 from mdata.blend.overlap import check_added
@@ -25,7 +25,8 @@ from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_u
 from mdata.blend.share_texts import shown_wholes
 from mdata.blend.spec import BlendSpec, SpecLike, read_spec
 from mdata.blend_planning.preview import samples_per_epoch, sizes_of
-from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.corpus.corpus import Corpus
+from mdata.corpus.open_part import is_stored, open_part
 from mdata.errors import UsageError, few
 from mdata.manifest.blend_schedule import phases_of, schedules_of, stored_phase, stored_share
 from mdata.manifest.ids import sealed
@@ -95,7 +96,7 @@ def change_blend(
         phases = union.edited(rest, wanted, set_by=set_by)
     check_one_tokenizer(union.corpora, unknown=unknown)
     if not wanted.allow_overlap:
-        sets = corpora_of_sets(old.manifest, old.folder, open_one=open_corpus)
+        sets = corpora_of_sets(old.manifest, old.folder, open_one=open_part)
         check_added(union.corpora, len(old.corpora), sets=sets)
     changed = msgspec.structs.replace(
         old.manifest,
@@ -170,7 +171,7 @@ class _Union:
         self.folder, self.allow_outside = folder, old.allow_outside
         self.corpora = list(old.corpora)
         self.components = [
-            msgspec.structs.replace(part, path=relative_path(corpus.path, folder))
+            msgspec.structs.replace(part, path=name_in(folder, corpus))
             for part, corpus in zip(old.manifest.components, old.corpora, strict=True)
         ]
 
@@ -276,14 +277,14 @@ class _Union:
         near = [number for number, existing in enumerate(self.corpora) if existing.num_tokens == corpus.num_tokens]
         alike = first_alike([*(self.corpora[number] for number in near), corpus])[-1]
         if alike < len(near):
-            name, path = self.components[near[alike]].name, self.corpora[near[alike]].path
+            name, path = self.components[near[alike]].name, self.corpora[near[alike]].place
             raise UsageError(
-                f"{corpus.path} has the same .idx and size of .bin as {name} of the blend, but another id",
+                f"{corpus.place} has the same .idx and size of .bin as {name} of the blend, but another id",
                 found="no hashes of the tokens for one of them",
                 fix=f"{path}, as the blend names it; if their tokens differ, run mdata adopt --full on each",
             )
         if part.name in [existing.name for existing in self.components]:
-            part = msgspec.structs.replace(part, name=str(corpus.path))
+            part = msgspec.structs.replace(part, name=corpus.place)
         self.components.append(part)
         self.corpora.append(corpus)
         return len(self.corpora) - 1
@@ -346,7 +347,10 @@ def _moved(sets: list[NamedSet] | UnsetType, before: Path | None, folder: Path) 
     if isinstance(sets, UnsetType) or before is None:
         return sets
     return [
-        msgspec.structs.replace(named_set, path=relative_path(before / named_set.path, folder)) for named_set in sets
+        named_set
+        if is_stored(named_set.path)
+        else msgspec.structs.replace(named_set, path=relative_path(before / named_set.path, folder))
+        for named_set in sets
     ]
 
 

@@ -120,6 +120,11 @@ class Corpus:
         size = f"{counted(self.num_documents, 'document')}, {counted(self.num_tokens, 'token')} of {self.dtype}"
         return f"<mdata.Corpus {str(self.path)!r}, {size}, id {self.id[:12]}>"
 
+    @property
+    def place(self) -> str:
+        """Where it is, for users: its address in object storage, whose files here are copies, otherwise its path."""
+        return self.address or str(self.path)
+
     @cached_property
     def manifest(self) -> CorpusManifest:
         """The facts about the content.

@@ -15,6 +15,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.corpus.open_part import beside
 from mdata.corpus.origins import open_origins
 from mdata.corpus.paths import manifest_of, refuse_unfinished
 from mdata.errors import DamageError, MdataError, ResourceError, UsageError, counted, os_errors_named, wanted_by
@@ -179,7 +180,7 @@ def verify(
 def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verified:
     result = Verified((str(path),))
     for part in blend.components:
-        place = path.parent / part.path
+        place = beside(path.parent, part.path)
         verified = Verified()
         try:
             verified = verify(

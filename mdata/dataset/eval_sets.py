@@ -135,7 +135,7 @@ def _check_tokenizer(set_text: str, dataset: Dataset, train: Dataset) -> None:
             f"{set_text}: either it or the training data does not record its tokenizer",
             found=found,
             expected=expected,
-            fix=way_out(str(silent.components[0].corpus.path)),
+            fix=way_out(silent.components[0].corpus.place),
         )
 
 

@@ -29,9 +29,11 @@ from mdata.block_cache import block_table, cache_room, corpus_blocks
 from mdata.block_cache.block_layout import layout_of
 from mdata.block_cache.block_table import ABSENT, PRESENT, STALE, BlockTable
 from mdata.block_cache.cached_reads import CachedGatherer, CachedReader
+from mdata.dataset.eval_sets import evaluation_sets
 from mdata.dataset.staging import blocks_read, stage
 from mdata.loader.loader import BatchPlan, Loader
 from mdata.loader.look_ahead import looked_ahead
+from mdata.manifest.io import load_manifest
 from mdata.object_storage import reading
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.uploading import put_file
@@ -139,6 +141,31 @@ def test_blends_at_addresses_and_of_addresses(far, near, tmp_path, monkeypatch):
     assert main(["blend", *words, "--allow-overlap", "-o", "made.json"]) == 0
     made = json.loads((tmp_path / "made.json").read_text())
     assert [part["path"] for part in made["components"]] == words[1::2] and made["id"] == manifest["id"]
+
+
+def test_manifests_of_blends_name_storage_and_never_the_cache(far, near, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MDATA_CACHE", "cache")
+    a, b = f"{BUCKET}/c/a.json", f"{BUCKET}/c/b.json"
+    Path("sub").mkdir()
+    Path("sub/spec.toml").write_text(f'[[component]]\npath = "{a}"\n[valid]\nheld = "{b}"\n')
+    assert main(["blend", "sub/spec.toml", "--allow-overlap", "-o", "sub/old.json"]) == 0
+    change = ["--at-sample", "10", "--sequence-length", str(S), "--add", "0.5", b, "--allow-overlap"]
+    assert main(["blend", "--from", "sub/old.json", *change, "-o", "changed.json"]) == 0
+    assert main(["blend", "--allow-overlap", "sub/old.json", "-o", "outer.json"]) == 0
+    for name, corpora in (("sub/old.json", [a]), ("changed.json", [a, b]), ("outer.json", [a])):
+        manifest = load_manifest(Path(name))
+        assert [part.path for part in manifest.components] == corpora
+        assert [part.path for part in manifest.valid or ()] == ([] if name == "outer.json" else [b])
+        mdata.open_dataset(name, sequence_length=S).read([0, 20])
+    held = evaluation_sets(mdata.open_dataset("changed.json", sequence_length=S), "valid", allow_overlap=True)["held"]
+    held.read([0])
+    capsys.readouterr()
+    assert main(["blend", "--from", "sub/old.json", *change[:-1], "-o", "refused.json"]) == 2
+    refusal = capsys.readouterr().err
+    assert f"held: {b} is also training data: {b}" in refusal and "/corpus-" not in refusal
+    assert main(["verify", "changed.json"]) == 2
+    assert f"{a} is in object storage, but only a corpus on a disk can be read here" in capsys.readouterr().err
 
 
 def test_a_folder_in_storage_stands_for_its_only_manifest(far, near, bucket, tmp_path, monkeypatch, capsys):
