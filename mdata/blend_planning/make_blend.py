@@ -14,8 +14,10 @@ from mdata.blend.compose import allowing, plan_blend
 from mdata.blend.same_tokenizer import REFUSE
 from mdata.blend.spec import SpecLike, read_spec
 from mdata.blend_planning.redistribute import redistribute_blend
+from mdata.corpus.corpus import Corpus
 from mdata.errors import MdataError, UsageError
 from mdata.manifest.io import load_manifest, save_manifest
+from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import CorpusManifest
 
 
@@ -60,11 +62,14 @@ def save_blend(blend: OpenBlend, output: Path) -> OpenBlend:
     """
     if output.suffix != ".json":
         raise UsageError(f"{output}: the name of a manifest must end in .json", fix=f"{output}.json")
-    # A bare pair has no manifest yet, but its manifest would have this name.
-    beside = any(corpus.path.with_suffix(".json").resolve() == output.resolve() for corpus in blend.corpora)
-    if beside or _is_corpus(output):
+    if any(_manifest_of(corpus).resolve() == output.resolve() for corpus in blend.corpora) or _is_corpus(output):
         raise UsageError(f"{output} is the manifest of a corpus", fix="another name after --output")
     return OpenBlend(save_manifest(blend.manifest, output), blend.corpora, output.parent)
+
+
+def _manifest_of(corpus: Corpus) -> Path:
+    """The manifest of a corpus; of a bare pair, which has none yet, the name that it would have."""
+    return corpus.path if corpus.path.suffix == ".json" else manifest_path(corpus.path)
 
 
 def _is_corpus(path: Path) -> bool:

@@ -274,6 +274,14 @@ def test_a_blend_does_not_take_the_place_of_a_corpus(corpora, tmp_path):
     mdata.make_blend(words(corpora, "1", "b"), tmp_path / "mix.json")  # a blend may be made anew
 
 
+def test_a_dot_in_the_name_of_a_pair_is_part_of_the_manifest_it_would_have(tmp_path):
+    write_pair(tmp_path / "web.v1", [[5]])
+    with pytest.raises(UsageError, match="is the manifest of a corpus"):
+        mdata.make_blend(["1", str(tmp_path / "web.v1")], tmp_path / "web.v1.json")
+    mdata.make_blend(["1", str(tmp_path / "web.v1")], tmp_path / "web.json")
+    assert mdata.open_corpus(tmp_path / "web.v1").num_tokens == 5
+
+
 @pytest.mark.parametrize("gone", [".json", ".bin", ".idx"])
 def test_what_is_gone_is_named_with_its_blend_and_component(tmp_path, gone):
     for name, size in (("a", 5), ("b", 6)):
