@@ -23,7 +23,8 @@ from mdata.corpus.corpus import check_integers, describe_pair
 from mdata.corpus.paths import manifest_of, prefix_of
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.blocks import BlockFile
-from mdata.indexed.pair_format import bin_path, idx_path, smallest_dtype
+from mdata.indexed.mapped_files import lies_at
+from mdata.indexed.pair_format import BLOCK_BYTES, bin_path, idx_path, smallest_dtype
 from mdata.indexed.reader import IndexedReader
 from mdata.indexed.writer import ShardFacts
 from mdata.manifest.contained_paths import path_inside
@@ -158,27 +159,27 @@ def _note_unusual_dtype(reader: IndexedReader, tokenizer: Tokenizer, prefix: Pat
 
 
 def _read_content(prefix: Path, reader: IndexedReader, *, threads: int | None, progress: Progress) -> _Content:
-    path = bin_path(prefix)
+    path, identity = bin_path(prefix), reader.facts.bin  # of the file that was compared with the .idx
+    changed = UsageError(f"{path} changed while it was read", fix="wait until nothing writes to it any more")
     hashes: list[bytes] = []
     extremes: list[tuple[int, int]] = []
-    with os_errors_named("reading"):
-        before = path.stat()
-        with BlockFile(path, before.st_size) as file:
+    with os_errors_named("reading"), BlockFile(path, identity.size_bytes) as file:
 
-            def block_facts(number: int) -> _BlockFacts:
-                block = file.read(number)
-                ids = np.frombuffer(block, reader.dtype)
-                return _BlockFacts(blake3(block).digest(), int(ids.min()), int(ids.max()), len(block))
+        def block_facts(number: int) -> _BlockFacts:
+            block = file.read(number)
+            if len(block) < min(BLOCK_BYTES, identity.size_bytes - number * BLOCK_BYTES):
+                raise changed
+            ids = np.frombuffer(block, reader.dtype)
+            return _BlockFacts(blake3(block).digest(), int(ids.min()), int(ids.max()), len(block))
 
-            progress.begin(f"reading {path.name}", before.st_size, unit="B")
-            for facts in file.each(block_facts, threads=threads):
-                hashes.append(facts.hash)
-                extremes.append((facts.smallest_id, facts.largest_id))
-                progress.advance(facts.num_bytes)
-            progress.end()
-        after = path.stat()
-    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise UsageError(f"{path} changed while it was read", fix="wait until nothing writes to it any more")
+        progress.begin(f"reading {path.name}", identity.size_bytes, unit="B")
+        for facts in file.each(block_facts, threads=threads):
+            hashes.append(facts.hash)
+            extremes.append((facts.smallest_id, facts.largest_id))
+            progress.advance(facts.num_bytes)
+        progress.end()
+    if not lies_at(path, identity):
+        raise changed
     if extremes and min(smallest for smallest, _ in extremes) < 0:
         raise UsageError(f"{prefix} holds negative values", expected="token ids")
     return _Content(b"".join(hashes), max((largest for _, largest in extremes), default=None))

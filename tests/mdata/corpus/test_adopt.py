@@ -266,6 +266,33 @@ def test_a_pair_that_changes_meanwhile_is_refused(prefix, monkeypatch):
     assert names(prefix.parent) == {"x_text_document.bin", "x_text_document.idx"}
 
 
+@pytest.mark.parametrize("left", [5_000_001, 4 << 20, 0])
+def test_a_pair_that_is_truncated_meanwhile_is_refused(tmp_path, left):
+    write_pair(tmp_path / "x", [[3_000_000]])  # three blocks
+
+    class Truncating(Notes):
+        def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
+            os.truncate(tmp_path / "x.bin", left)
+
+    with pytest.raises(mdata.UsageError, match="changed while it was read"):
+        adopt(tmp_path / "x", None, full=True, threads=1, progress=Truncating())
+    assert names(tmp_path) == {"x.bin", "x.idx"}
+
+
+def test_a_pair_that_is_replaced_before_it_is_read_is_refused(tmp_path, monkeypatch):
+    """Otherwise the manifest had the hashes of one file and the sizes of another, and said that it was verified."""
+    write_pair(tmp_path / "x", [[5]])
+
+    def replaced(prefix, dtype):
+        (tmp_path / "new").write_bytes((tmp_path / "x.bin").read_bytes()[:8])
+        (tmp_path / "new").replace(tmp_path / "x.bin")
+
+    monkeypatch.setattr("mdata.corpus.adopt.check_integers", replaced)
+    with pytest.raises(mdata.UsageError, match="changed while it was read"):
+        adopt(tmp_path / "x", None, full=True)
+    assert names(tmp_path) == {"x.bin", "x.idx"}
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_every_write_sync_and_rename_may_fail(prefix, monkeypatch, code):
     """A typed error and no manifest; the next adoption then does it."""
