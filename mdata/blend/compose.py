@@ -447,7 +447,11 @@ def _files(root: Path, visited: set[Path]) -> Iterable[Path]:
     if not root.is_dir():
         yield root
         return
-    for folder, folders, names in os.walk(root, followlinks=True):
+
+    def refuse(error: OSError) -> None:  # otherwise corpora in the folder would be left out without a word
+        raise error
+
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         real = Path(folder).resolve()
         # In this order a folder's own name comes before a link to it in the same folder.
         folders[:] = sorted(

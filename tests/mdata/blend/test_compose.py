@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 import mdata
 from mdata import UsageError
+from mdata.blend.compose import corpora_at
 from mdata.manifest.blend_schedule import schedules_of
 from mdata.mixing.shares import by_tokens
 from tests.helpers.corpora import write_pair
@@ -72,6 +76,20 @@ def test_a_folder_to_which_links_lead_is_read_once(folder):
             blend = mdata.make_blend(words, "mix.json")
             assert blend.names == ("a", "b")
     assert not any("back" in part.path or "alias" in part.path for part in blend.manifest.components)
+
+
+def test_a_folder_that_cannot_be_listed_is_named(folder, monkeypatch):
+    real = os.scandir
+
+    def scandir(path):
+        if Path(path).name == "shut":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    (folder / "shut").mkdir()
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UsageError, match="shut: Permission denied"):
+        corpora_at(str(folder))
 
 
 def test_what_one_entry_names_shares_its_share(folder):
