@@ -157,14 +157,19 @@ def spec_of_csv(text: str, name: str) -> BlendSpec:
     semicolons = ";" in text.partition("\n")[0]
     rows = csv.DictReader(io.StringIO(text), skipinitialspace=True, delimiter=";" if semicolons else ",")
     read, entries = _SpecReader(), []
-    for row in rows:
+    try:
+        lines = [(rows.line_num, row) for row in rows]
+    except csv.Error as error:  # a field of more than 128 KiB
+        problem = f"{name}: line {rows.line_num}: {error}"
+        raise UsageError(problem, fix="close the quote before it, or write shorter fields") from error
+    for number, row in lines:
         extra = [value for key, value in row.items() if key is None]
         table = {key.strip(): value.strip() for key, value in row.items() if key and value and value.strip()}
         if "share" in table:
             table["weight"] = table.pop("share")
         if extra:
-            read.problems.append(f"line {rows.line_num}: more cells than the header has")
-        entries.append(read.entry(table, f"line {rows.line_num}"))
+            read.problems.append(f"line {number}: more cells than the header has")
+        entries.append(read.entry(table, f"line {number}"))
     if not entries and not read.problems:
         read.problems.append("no row names a corpus")
     if read.problems:

@@ -125,6 +125,12 @@ def test_csv():
         assert spec_of_csv(text, "x.csv").entries == (BlendEntry(path="a", share=Share("1")),)
 
 
+def test_a_quote_that_is_not_closed_is_named_in_a_long_table():
+    text = 'path,weight\n"a,1\n' + "b,2\n" * 40_000
+    with pytest.raises(UsageError, match=r"x.csv: line \d+: field larger than field limit(.|\n)*close the quote"):
+        spec_of_csv(text, "x.csv")
+
+
 def test_words_and_lists_per_split():
     assert spec_of_words(["0.7", "a", "0.3", "b"]).entries[1] == BlendEntry(path="b", share=Share("0.3"))
     spec = spec_of_splits({"train": ["0.7", "a", "0.3", "b"], "valid": "1 c 2 d", "test": []})
