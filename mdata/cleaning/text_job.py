@@ -51,6 +51,7 @@ from mdata.sources.input_files import (
     check_unchanged,
     find_inputs,
 )
+from mdata.sources.json_rows import dump_row, load_row
 from mdata.sources.jsonl import split_lines
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import BadRow, ReadSpec, in_members
@@ -364,7 +365,7 @@ class _OnChunks:
         def fields(number: int) -> dict[str, Any]:
             if lines is None:
                 return {key: column[number] for key, column in zip(self.spec.json_keys, (texts, *others), strict=True)}
-            return _loaded(lines[rows[number] - 1])
+            return load_row(lines[rows[number] - 1])
 
         edits, counts = self.work.edit(
             TextBatch(chunk, batch.rows, self.spec.json_keys[0], rows, texts, others, fields)
@@ -380,10 +381,10 @@ class _OnChunks:
             if edit.lines is not None:
                 row_edits.lines += edit.lines
             elif edit.texts is None:
-                row_edits.lines.append(_dumped(fields(number)) if lines is None else lines[row - 1])
+                row_edits.lines.append(dump_row(fields(number)) if lines is None else lines[row - 1])
             else:
                 key = self.spec.json_keys[0]
-                row_edits.lines += [_dumped(_with_text(fields(number), key, text)) for text in edit.texts]
+                row_edits.lines += [dump_row(_with_text(fields(number), key, text)) for text in edit.texts]
         bad_rows = in_members(batch.bad_rows, chunk.members)
         return row_edits.result(data, bad_rows, num_edited=len(rows), counts=counts)
 
@@ -397,20 +398,6 @@ class _OnChunks:
             else:
                 row_edits.changed += 1
         return row_edits.result(data, records.bad_rows, num_edited=len(records.edits), counts=Counter())
-
-
-def _loaded(line: bytes) -> dict[str, Any]:
-    """A record with exact numbers, which orjson would round."""
-    record = json.loads(line)
-    assert isinstance(record, dict), "rows that are no objects are bad rows"
-    return record
-
-
-def _dumped(record: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:  # lone surrogates elsewhere in the row
-        return json.dumps(record, separators=(",", ":")).encode()
 
 
 def _with_text(record: dict[str, Any], key: str, text: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from mdata.errors import UsageError, counted
 from mdata.progress import Progress
 from mdata.sources.chunk import Chunk, read_chunk
 from mdata.sources.input_files import check_unchanged
+from mdata.sources.json_rows import dump_row, load_row
 from mdata.sources.jsonl import split_lines
 from mdata.sources.parse import parse
 from mdata.sources.sections import PartNumber
@@ -108,11 +109,11 @@ def _rows(
         left = b"".join(_outside(text, begin, end, inside)).decode()
         if not left.strip():
             continue
-        record: dict[str, Any] = {} if line is None else orjson.loads(line)
+        record: dict[str, Any] = {} if line is None else load_row(line)
         key = "text" if line is None else job.options.json_key
         if line is not None and key not in record:
             raise UsageError(f"{key!r} is inside another value", expected="a key of the top level, for --substring")
-        yield orjson.dumps({**record, key: left})
+        yield dump_row({**record, key: left})
 
 
 def _outside(text: bytes, begin: int, end: int, ranges: list[tuple[int, int]]) -> Iterator[bytes]:
