@@ -7,6 +7,7 @@ columns. A part is one file, a zstd frame for each chunk, so that its bytes do n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -21,7 +22,7 @@ from mdata.sources.chunk import Chunk, chunk_digest, read_chunk
 from mdata.sources.jsonl import split_lines
 from mdata.sources.parse import parse
 from mdata.sources.sections import PartNumber
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 
 _LEVEL = 3
 
@@ -30,7 +31,8 @@ def drop(job: DedupJob, task: PartNumber, progress: Progress) -> None:
     """Write the rows of a part that stay, unless its file exists.
 
     Raises:
-        UsageError: the result does not exist, the input has changed, or there are parts of another division.
+        UsageError: the result does not exist, the input has changed, there are parts of another division, or another
+            process writes this one.
     """
     if not job.is_finished():
         raise UsageError(f"{job.folder} has no result yet", fix="mdata dedup group comes first, with the same options")
@@ -39,8 +41,13 @@ def drop(job: DedupJob, task: PartNumber, progress: Progress) -> None:
     if others := [other.name for other in path.parent.glob("*.jsonl.zst") if not other.name.endswith(path.name[5:])]:
         fix = f"remove {path.parent}, or give the same number of parts"
         raise UsageError(f"{path.parent} has parts of another division", found=sorted(others)[0], fix=fix)
-    if path.exists():
-        return
+    held = "another process writes this part", "wait for it to end"
+    with file_lock.hold(path.with_suffix(".lock"), remove=True, held=held):
+        if not path.exists():
+            _write(job, task, path, progress)
+
+
+def _write(job: DedupJob, task: PartNumber, path: Path, progress: Progress) -> None:
     rows = RowSet.open(job.folder)
     sources = [file for number, file in job.files_of(task) if number >= job.num_known]
     removed = [rows.rows_of(file).removed for file in sources]

@@ -242,6 +242,13 @@ class DedupJob:
         earlier = find(texts) if texts else ()
         self.options, self.progress = options, progress
         self.files, self.num_known = (*earlier, *find(options.inputs)), len(earlier)
+        known = {path_of(file) for file in earlier}
+        if both := [file for file in self.files[self.num_known :] if path_of(file) in known]:
+            raise UsageError(
+                f"{both[0].path} is both input and --against",
+                expected="other texts: those of the input are compared with each other anyway",
+                fix="leave it out of one of the two",
+            )
         if any(file.path == STDIN for file in self.files):
             raise UsageError("mdata dedup cannot read standard input", fix="give files: preprocess reads them again")
         self.spec = ReadSpec(

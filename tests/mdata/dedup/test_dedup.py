@@ -29,6 +29,7 @@ from mdata.dedup.plan import CLUSTERS, DedupOptions, permutations
 from mdata.dedup.row_set import BITS, CHUNKS, FACTS, RowSet
 from mdata.rewriting.merge import merge
 from mdata.sources.sections import PartNumber
+from mdata.util import atomic_io
 from tests.helpers.failures import durable_calls, killed_at
 from tests.mdata.preprocessing.test_preprocess import options, pair
 from tests.reference import dedup as slow
@@ -397,6 +398,35 @@ def test_any_number_of_tasks_gives_the_same_bytes(more, tmp_path, monkeypatch):
         for name in RESULTS:
             assert (folder / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), (parts, name)
         assert sorted(path.name for path in folder.iterdir()) == sorted(RESULTS)
+
+
+def test_one_process_at_a_time_writes_a_part(tmp_path, monkeypatch):
+    """Two would write one temporary file: the first gave it its name while the second had emptied it."""
+    job = DedupOptions(input=_write(tmp_path / "a.jsonl", _texts(3)), output=tmp_path / "out", write_text=True, **SHAPE)
+    dedup(dataclasses.replace(job, write_text=False))
+    write, refused = atomic_io.write_all, list[str]()
+
+    def write_all(fd, data):
+        write(fd, data)
+        if not refused:
+            with pytest.raises(UsageError, match="another process writes this part") as caught:
+                run_stage(job, "drop")
+            refused.append(str(caught.value))
+
+    monkeypatch.setattr(atomic_io, "write_all", write_all)
+    run_stage(job, "drop")
+    assert refused and [path.name for path in (tmp_path / "out/text").iterdir()] == ["00001-of-00001.jsonl.zst"]
+
+
+def test_a_text_is_not_compared_with_itself(tmp_path, monkeypatch):
+    """Its rows counted twice, as those of an input of twice its size."""
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path / "new.jsonl", _texts(3))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/link.jsonl").symlink_to("../new.jsonl")
+    for earlier in ("new.jsonl", "old"):
+        with pytest.raises(UsageError, match=r"new.jsonl is both input and --against"):
+            dedup(DedupOptions(input="new.jsonl", against=[earlier], output=tmp_path / "out", **SHAPE))
 
 
 @pytest.mark.parametrize("parts", [1, 3])
