@@ -17,9 +17,11 @@ struct FileIdentity {
     bool operator==(const FileIdentity&) const = default;
 };
 
+// A time that does not fit 64 bits, after 2262, wraps.
 inline FileIdentity identity_of(const struct stat& facts) {
-    constexpr std::int64_t kSecond = 1'000'000'000;
-    return {facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtim.tv_sec * kSecond + facts.st_mtim.tv_nsec};
+    constexpr std::uint64_t kSecond = 1'000'000'000;
+    const std::uint64_t modified = static_cast<std::uint64_t>(facts.st_mtim.tv_sec) * kSecond + static_cast<std::uint64_t>(facts.st_mtim.tv_nsec);
+    return {facts.st_dev, facts.st_ino, facts.st_size, static_cast<std::int64_t>(modified)};
 }
 
 }  // namespace mdata

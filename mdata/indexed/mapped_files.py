@@ -36,8 +36,9 @@ class Identity(NamedTuple):
 
 
 def identity_of(facts: os.stat_result) -> Identity:
-    """Of the file with these facts."""
-    return Identity(facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    """Of the file with these facts; a time that does not fit 64 bits wraps, as in mdata_cpp/file_identity.hpp."""
+    modified_ns = (facts.st_mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
+    return Identity(facts.st_dev, facts.st_ino, facts.st_size, modified_ns)
 
 
 def look_at(path: Path) -> Identity:

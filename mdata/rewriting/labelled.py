@@ -26,6 +26,7 @@ from mdata.rewriting.rewritten import Rewriting, write_results
 from mdata.sources.labelled import LEVEL, LabelledFile, RowName, Task, label_ids
 from mdata.tokenizers.base.tokenizer import IdArray, TextRefused, Tokenizer
 from mdata.tokenizers.registry import build_tokenizer, config_of
+from mdata.util.regular_files import modified_ns
 from mdata.version import __version__
 
 MOST_CHOICE = 128  # ids of a question with its option: MAX_QA_LENGTH of Megatron-LM
@@ -172,7 +173,7 @@ def _input(path: Path) -> InputFile:
     return InputFile(
         path=str(path),
         bytes=facts.st_size,
-        modified_ns=facts.st_mtime_ns,
+        modified_ns=modified_ns(facts),
         hash=digest,
         block_bytes=max(1, facts.st_size),
         rows=data.count(b"\n") + (not data.endswith(b"\n")),

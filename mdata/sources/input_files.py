@@ -24,7 +24,7 @@ from mdata.object_storage.facts import ObjectFacts
 from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter, SkippedFiles, files_below, is_result
 from mdata.sources.saved_datasets import without_metadata
-from mdata.util.regular_files import refuse_wide_encoding
+from mdata.util.regular_files import modified_ns, refuse_wide_encoding
 
 Format = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text", "mediawiki", "html"]
 TEXT_FORMATS: tuple[Format, ...] = ("jsonl", "csv", "tsv", "parquet", "arrow", "warc", "tar", "text")
@@ -263,7 +263,7 @@ class _Search:
         except OSError as error:
             raise explain_os_error(error, "reading the input") from error
         kind = _format_of(path, head, asked=self.format, formats=self.formats)
-        return SourceFile(path, facts.st_size, facts.st_mtime_ns, kind, compression_of(head))
+        return SourceFile(path, facts.st_size, modified_ns(facts), kind, compression_of(head))
 
 
 def endings_of(
@@ -415,7 +415,7 @@ def check_unchanged(file: SourceFile) -> None:
         now = file.path.stat()
     except OSError as error:
         raise explain_os_error(error, "reading the input") from error
-    if (now.st_size, now.st_mtime_ns) != (file.size_bytes, file.modified_ns):
+    if (now.st_size, modified_ns(now)) != (file.size_bytes, file.modified_ns):
         raise UsageError(
             f"{file.path} changed while it was read",
             found=f"{now.st_size} bytes",

@@ -6,6 +6,7 @@ Inputs of `mdata preprocess`, including standard input, have their own check (md
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def regular_file(path: str | Path) -> Path:
         kind = kinds.get(stat.S_IFMT(mode), "a device")
         raise UsageError(f"{path} is not a regular file", found=kind, fix="write it to a file first")
     return Path(path)
+
+
+def modified_ns(facts: os.stat_result) -> int:
+    """The time of a file's last change in ns, as 63 bits, which manifests hold.
+
+    A time before 1970 or after 2262, as file systems without a clock give it (1601 on NTFS), is counted modulo 2^63.
+    """
+    return facts.st_mtime_ns % (1 << 63)
 
 
 def wide_encoding(head: bytes) -> str | None:

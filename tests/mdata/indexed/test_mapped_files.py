@@ -100,6 +100,18 @@ def replace(path: Path, how: str) -> None:
         os.truncate(path, len(content) - 1)
 
 
+@pytest.mark.parametrize("mode", ["mmap", "pread"])
+@pytest.mark.parametrize("time_ns", [-11_644_473_600 * 10**9, -1, (1 << 63) - 1, 1 << 63, 12 * 10**18])
+def test_files_of_any_time_are_read(tmp_path, mode, time_ns):
+    pair(tmp_path)
+    os.utime(tmp_path / "a.bin", ns=(time_ns, time_ns))
+    assert (tmp_path / "a.bin").stat().st_mtime_ns == time_ns, "the file system has other times"
+    reader = IndexedReader(tmp_path / "a", mode=mode)
+    assert reader.tokens(0, 3).tolist() == [0, 1, 2]
+    again = IndexedReader(tmp_path / "a", mode=mode, known_facts=reader.facts)
+    assert again.tokens(0, 3).tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("how", ["another", "changed", "cut"])
 def test_a_file_that_the_pool_opens_again_must_be_the_same(tmp_path, monkeypatch, how):
     monkeypatch.setattr(mapped_files, "POOL", _core.FilePool(1))

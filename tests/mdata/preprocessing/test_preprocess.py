@@ -67,6 +67,17 @@ def pair(folder: Path, name: str = "out_text_document") -> tuple[bytes, bytes]:
     return (folder / f"{name}.bin").read_bytes(), (folder / f"{name}.idx").read_bytes()
 
 
+@pytest.mark.parametrize("seconds", [-11_644_473_600, -1, 1 << 34])
+def test_inputs_of_any_time(tmp_path, seconds):
+    """A time before 1970 or after 2262 made a manifest that nothing could read."""
+    source = tmp_path / "a.jsonl"
+    source.write_bytes((GOLDEN / "corpus.jsonl").read_bytes())
+    os.utime(source, (seconds, seconds))
+    assert source.stat().st_mtime == seconds, "the file system has other times"
+    first = run(tmp_path, input=(str(source),))
+    assert run(tmp_path, input=(str(source),)) == first
+
+
 @pytest.mark.parametrize("append_eod", [False, True])
 def test_golden_files(tmp_path, append_eod):
     manifest = run(tmp_path, append_eod=append_eod)
