@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from mdata.errors import UsageError
 from mdata.manifest.types import FORMAT, VERSION, BlendManifest, CorpusManifest, Manifest
 from mdata.mixing.shares import integer_weights
 from mdata.util.canonical_json import hash_of, refuse_floats
@@ -80,9 +81,22 @@ def checksum(manifest: Manifest) -> str:
 
 
 def sealed(manifest: M) -> M:
-    """The manifest with its id and checksum filled in."""
-    named = msgspec.structs.replace(manifest, id=manifest_id(manifest))
-    return msgspec.structs.replace(named, checksum=checksum(named))
+    """The manifest with its id and checksum filled in.
+
+    Raises:
+        UsageError: it names a file whose name is not UTF-8.
+    """
+    try:
+        named = msgspec.structs.replace(manifest, id=manifest_id(manifest))
+        return msgspec.structs.replace(named, checksum=checksum(named))
+    except UnicodeEncodeError as error:
+        text, at = error.object, error.start
+        name = text[text.rfind('"', 0, at) + 1 : text.find('"', at)]
+        raise UsageError(
+            "a manifest cannot hold a name that is not UTF-8",
+            found=name.encode(errors="backslashreplace").decode(),
+            fix="rename the file or folder",
+        ) from error
 
 
 def _identity(kind: str, **content: Any) -> str:

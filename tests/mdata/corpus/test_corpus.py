@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -73,6 +75,22 @@ def test_paths_that_mean_the_same_pair(tmp_path):
     corpus_of_pairs(tmp_path / "v1.5_text_document.json", ["v1.5_text_document"], verified=True)
     for name in [*names, "v1.5_text_document.json"]:
         assert mdata.open_corpus(tmp_path / name).manifest.verified is True
+
+
+def test_a_name_that_is_not_utf_8_is_refused_where_a_manifest_would_hold_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path(os.fsdecode(b"\xfe"))
+    folder.mkdir()
+    for prefix in (Path("x"), Path(os.fsdecode(b"\xff")), folder / "x"):
+        write_pair(prefix, [[3]])
+    for act in (
+        lambda: mdata.open_corpus(os.fsdecode(b"\xff")),
+        lambda: mdata.adopt(os.fsdecode(b"\xff"), None),
+        lambda: mdata.make_blend(["1", f"{folder}/x"], "mix.json"),
+    ):
+        with pytest.raises(UsageError, match=r"not UTF-8(.|\n)*found: .*\\udcf[ef](.|\n)*rename"):
+            act()
+    assert mdata.open_dataset(folder / "x", sequence_length=2).read([0]).text.tolist() == [[0, 1, 2]]
 
 
 def test_a_bare_id_covers_the_index_and_the_size_of_bin(tmp_path):
