@@ -38,6 +38,7 @@ from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
 from mdata.preprocessing.bad_rows import BadRowPolicy, check_bad_row_options
 from mdata.preprocessing.parts import parse_shard, part_folder, part_name
+from mdata.preprocessing.plan import printable_path
 from mdata.preprocessing.worker_pool import WorkerPool
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
@@ -767,9 +768,10 @@ class _Writer:
 
     def _append(self, edited: _Edited) -> None:
         state, file = self.state, self.state.files[-1]
+        path = printable_path(file.path)
         for bad_row in edited.bad_rows:
             if not self.job.options.rows_only:
-                self.policy.handle(bad_row, file.path, rows_before=file.rows, bad_before=state.bad)
+                self.policy.handle(bad_row, path, rows_before=file.rows, bad_before=state.bad)
             state.bad += 1
         if self.output is not None:
             self.output.append(edited.output)
@@ -777,7 +779,7 @@ class _Writer:
             self.rows.append(edited.gone.view(np.uint8))
             self.chunks.append(np.array([(edited.rows, edited.digest)], CHUNK))
         if self.removed is not None:
-            self.removed.append(b"".join(self._removed_lines(edited)))
+            self.removed.append(b"".join(self._removed_lines(edited, path)))
         removed = file.removed + sum(edited.reasons.values())
         state.files[-1] = replace(file, rows=file.rows + edited.rows, removed=removed, chunks=file.chunks + 1)
         state.digests.append(edited.digest.hex())
@@ -786,10 +788,9 @@ class _Writer:
         state.reasons.update(edited.reasons)
         state.counts.update(edited.counts)
 
-    def _removed_lines(self, edited: _Edited) -> Iterator[bytes]:
-        file = self.state.files[-1]
+    def _removed_lines(self, edited: _Edited, path: str) -> Iterator[bytes]:
         for row, line in edited.removed:
-            place = orjson.dumps({"file": file.path, "row": file.rows + row})
+            place = orjson.dumps({"file": path, "row": self.state.files[-1].rows + row})
             yield place[:-1] + b"," + line
 
     def _checkpoint(self) -> None:

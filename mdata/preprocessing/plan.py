@@ -265,8 +265,8 @@ def _tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:
     )
 
 
-def printable_path(path: os.PathLike[str]) -> str:
-    """A path as text; bytes that are not UTF-8 become \\x.."""
+def printable_path(path: str | os.PathLike[str]) -> str:
+    """A path, or an address, as text; bytes that are not UTF-8 become \\x.."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

@@ -304,6 +304,16 @@ def test_bad_rows_are_handled_as_in_preprocess(tmp_path):
     assert (result.filtered, result.bad, result.kept) == (3, 0, 0)
 
 
+def test_an_input_whose_name_is_not_utf_8_is_named_in_lists_of_rows(tmp_path):
+    source = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl"))
+    source.write_text('{"text": "one two three"}\n{"text": "one"}\n{"a": 1}\n')
+    removed, bad = tmp_path / "removed", tmp_path / "bad"
+    run(source, tmp_path / "out", DROPS, removed=str(removed), on_error="quarantine", quarantine=str(bad))
+    for path, row in ((removed, 2), (bad, 3)):
+        (line,) = map(json.loads, path.read_text().splitlines())
+        assert (line["file"], line["row"]) == (f"{tmp_path}/\\xff.jsonl", row)
+
+
 def test_one_long_document_and_an_empty_one(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "word " * 2_000_000}) + '\n{"text": ""}\n')
     rules = CleanRules(steps=("gopher-repetition", "gopher"))
