@@ -192,7 +192,7 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         # Where pieces begin, relative to their row; the first piece of a row is not a cut.
         after = np.cumsum(count)
         row_ends = after[ends - 1]
-        row_starts = np.concatenate((np.zeros(1, np.int64), row_ends[:-1]))
+        row_starts = np.concatenate((np.zeros(min(1, len(ends)), np.int64), row_ends[:-1]))
         numbers = np.diff(ends, prepend=0)
         begins = after - count - np.repeat(row_starts, numbers)
         cuts = ends - np.arange(1, len(ends) + 1), begins[begins > 0].astype(np.int32)

@@ -57,6 +57,14 @@ KINDS = [
 ]
 
 
+@pytest.mark.parametrize("options", [*KINDS, {"name": "a", "kind": "packed", "document_masks": True}], ids=str)
+def test_no_samples_are_rows_of_none(folder, options):
+    dataset = opened(folder, **options)
+    rows = dataset.read([])
+    assert all(len(array) == 0 for array in rows.fields.values()) and rows.text.shape == (0, 17)
+    assert dataset[0:0] == []
+
+
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_many_at_once_are_what_single_ones_are(folder, options):
     dataset = opened(folder, **options)
