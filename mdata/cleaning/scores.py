@@ -14,6 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,6 +25,7 @@ from blake3 import blake3
 
 from mdata.cleaning.text_job import KEEP, Edit, TextBatch, TextJobOptions, TextJobResult, run_text_job
 from mdata.errors import BadInputError, UsageError, counted, os_errors_named
+from mdata.mixing.shares import fraction_of
 from mdata.progress import SILENT, Progress
 
 IDS = ("id", "index")
@@ -188,7 +190,7 @@ def _records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict):
                 raise BadInputError(
@@ -212,14 +214,18 @@ def _score(record: Mapping[str, Any], name: str, where: str) -> float | None:
         score = score[key]
     if score is None:
         return None
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    number = math.nan
+    if isinstance(score, int | float) and not isinstance(score, bool):
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            number = float(score)
+    if not math.isfinite(number):
         raise BadInputError(f"{where}: the score is not a number", found=repr(score)[:60])
-    return float(score)
+    return number
 
 
 def _share(text: str, *, highest: bool) -> Fraction:
     try:
-        share = Fraction(text)
+        share = fraction_of(text)
     except (ValueError, ZeroDivisionError):
         share = Fraction(-1)
     if not 0 <= share <= 1:

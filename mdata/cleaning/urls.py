@@ -15,6 +15,7 @@ from typing import Any
 from blake3 import blake3
 
 from mdata.errors import UsageError, install_command, os_errors_named
+from mdata.util.regular_files import regular_file
 
 _HERE = Path(__file__).parent
 _LABEL = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -99,5 +100,9 @@ def _domain_of() -> Any:
 
 def _lines(path: str | Path) -> list[str]:
     with os_errors_named("reading a list of blocked addresses"):
-        text = Path(path).read_text(encoding="utf-8")
+        content = regular_file(path).read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8", found=str(error), fix="iconv -t UTF-8 FILE > NEW") from error
     return [line.strip().lower() for line in text.splitlines() if line.strip() and not line.startswith("#")]

@@ -94,6 +94,8 @@ def fraction_of(text: str) -> Fraction:
         TooLong: it has more digits or a larger exponent than a share needs. ValueError, ZeroDivisionError: no number.
     """
     exponent = _EXPONENT.search(text[:_LONGEST_TEXT])
+    if not text.isascii():  # Fraction takes the digits of all scripts, of which the exponent may be made, too
+        raise ValueError(f"not a number: {text[:60]!r}")
     if len(text) > _LONGEST_TEXT or (exponent is not None and abs(int(exponent[1])) > _LARGEST_EXPONENT):
         raise TooLong(f"too many digits, or too large an exponent: {text[:60]!r}")
     return Fraction(text)

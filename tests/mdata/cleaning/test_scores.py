@@ -71,6 +71,7 @@ def test_what_scores_cannot_be_is_named(tmp_path):
         ({"id": 1}, BadInputError, r"x:1: a line without a score"),
         ({"id": 1, "score": "low"}, BadInputError, r"x:1: the score is not a number"),
         ({"id": 1, "score": float("nan")}, BadInputError, r"the score is not a number"),
+        ({"id": 1, "score": 10**400}, BadInputError, r"the score is not a number\n  found: 1000"),
         ({"id": 1, "score": {"a": 1, "b": 2}}, UsageError, r"several scores\n  found: a, b"),
         ([1], BadInputError, r"not a JSON object"),
     ):
@@ -78,6 +79,9 @@ def test_what_scores_cannot_be_is_named(tmp_path):
             read_scores(write(tmp_path / "x", [row]))
     with pytest.raises(BadInputError, match="no score 'c'"):
         read_scores(write(tmp_path / "x", [{"id": 1, "score": {"a": 1}}]), "c")
+    (tmp_path / "x").write_text("[" * 100_000)
+    with pytest.raises(BadInputError, match=r"x:1: not a JSON object"):
+        read_scores(tmp_path / "x")
     plain = write(tmp_path / "x", [{"id": 1, "score": None}, {"id": 2, "score": 0.5}])
     with pytest.raises(UsageError, match=r"x:2: the score is a number without a name, so --score c names none"):
         read_scores(plain, "c")
@@ -93,6 +97,7 @@ def test_what_scores_cannot_be_is_named(tmp_path):
     [
         ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}] * 2, "0.5", "scores a row twice"),
         ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}], "50%", "--keep-lowest is 50%"),
+        ([{"id": 1, "text": "a"}], [{"id": 1, "score": 1}], "1e-999999999", "--keep-lowest is 1e-9999"),
         ([{"text": "a"}], [{"id": 1, "score": 1}], "1", "has no id"),
         ([{"id": "1", "text": "a"}], [{"id": 1, "score": 1}], "1", "found: id 1 there; 1 row of other ids"),
     ],

@@ -71,6 +71,9 @@ def test_addresses_are_judged_in_order(tmp_path):
     own = UrlFilter(UrlRules(domains=str(tmp_path / "names")))
     assert own.reason("https://a.example.com/") == "url-domain" and own.reason("https://google.com/") == ""
     assert own.fingerprint != filter.fingerprint
+    (tmp_path / "names").write_bytes(b"caf\xe9\n")
+    with pytest.raises(UsageError, match="names is not UTF-8"):
+        UrlFilter(UrlRules(domains=str(tmp_path / "names")))
 
 
 @pytest.mark.parametrize(

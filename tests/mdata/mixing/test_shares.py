@@ -73,7 +73,7 @@ def test_equal_remainders_go_to_the_first():
     assert integer_weights([3 * 2**70 + 1, 3 * 2**70, 3 * 2**70]) == (third + 1, third, third)
 
 
-@pytest.mark.parametrize("bad", ["0", 0, "-1", -1, "nan", "inf", "x", "", "1/0", "1e", 0.5, True])
+@pytest.mark.parametrize("bad", ["0", 0, "-1", -1, "nan", "inf", "x", "", "1/0", "1e", "1e" + "\u0669" * 8, 0.5, True])
 def test_what_is_no_positive_number_is_refused_by_name(bad):
     with pytest.raises(UsageError, match=r"the share of wiki is not a positive number"):
         integer_weights(["1", bad], ["books", "wiki"])
