@@ -147,9 +147,9 @@ def random_engine(config: RunConfig, plan: Plan, world: World) -> Engine:
 
 def random_batches(plan: Plan, device: torch.device) -> list[Microbatch]:
     """One step's microbatches of random tokens; every token counts."""
-    generator = torch.Generator(device).manual_seed(2)
+    generator, most = torch.Generator(device).manual_seed(2), min(32000, plan.shape.vocab_size)
     size = (plan.micro_batch, plan.sequence_length + 1)
-    texts = (torch.randint(0, 32000, size, device=device, generator=generator) for _ in range(plan.num_microbatches))
+    texts = (torch.randint(0, most, size, device=device, generator=generator) for _ in range(plan.num_microbatches))
     return [
         Microbatch(tokens_BS=t[:, :-1], labels_BS=t[:, 1:], loss_mask_BS=torch.ones(t[:, 1:].shape, device=device))
         for t in texts

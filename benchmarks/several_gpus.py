@@ -106,6 +106,8 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama7b-dp2-gradients": (2, 4096, 1, 8, LLAMA7B, {"sharding": "gradients"}),
     "llama7b-dp2-parameters": (2, 4096, 1, 8, LLAMA7B, {"sharding": "parameters"}),
     "llama7b-dp2-parameters-2x4": (2, 4096, 2, 4, LLAMA7B, {"sharding": "parameters"}),
+    "gpt124m-dp2": (2, 1024, 12, 8, SHAPES["gpt124m"][3], {}),
+    "llama1b-dp2": (2, 4096, 2, 4, SHAPES["llama1b"][3], {}),
     "llama3b-dp2-none": (2, 4096, 1, 8, SHAPES["llama3b"][3], {"sharding": "none"}),
     "llama7b-tp2": (2, 4096, 1, 16, LLAMA7B, {"tp": 2, "sequence_parallel": True}),
     "gpt1.3b-tp2": (2, 2048, 4, 4, SHAPES["gpt1.3b"][3], {"tp": 2, "sequence_parallel": True}),

@@ -49,6 +49,7 @@ TWO = {
     "llama3b-32k-cp2": (13_880, 77.18),
     "llama3b-32k-tp2": (13_114, 66.49),
     "llama1b-128k-cp2": (12_207, 92.37),
+    "llama1b-128k-tp2": (11_397, 86.90),
 }
 # the same of two H100s of 80 GB; docs/design/parallel.md has the rows whose speed the estimate misses, and why
 TWO_H100 = {"llama4b-dp2": (20_307, 58.53), "llama4b-dp2-fp8": (28_377, 64.96), "llama5b-pp2-zb_v": (16_407, 57.70)}
