@@ -1,7 +1,7 @@
 """Every layout reads every other, bit for bit; and neither saving nor loading takes more memory than the shard.
 
-`make test` has pairs of layouts that cover each two values of each two settings of writer and reader; `-m soak` has
-all pairs.
+Pairs of layouts, read in small blocks, cover each two values of each two settings of writer and reader: half of them
+run in `make test`, all in `-m soak`, which has all other pairs as well, in blocks of the usual size.
 """
 
 from __future__ import annotations

@@ -137,20 +137,14 @@ def test_the_cover_is_of_pairs_and_every_row_can_run():
     assert pairs == {(m, s) for m in MESHES for s in OPTIONS["schedule"] if m[2] > 1 or s == "1f1b"}
 
 
-@pytest.mark.parametrize("row", soaked(SMALL, but=SMALL[::2]), ids=_name)
-def test_gradients_of_a_few_rows(row):
+@pytest.mark.parametrize("row", soaked(ROWS, but=SMALL[::2]), ids=_name)
+def test_gradients_of_rows(row):
     _check_gradients(row)
 
 
 @pytest.mark.parametrize("row", SMALL[2:3], ids=_name)
 def test_losses_of_a_few_rows(row):
     _check_losses(row, steps=8)  # of twenty those of test_parallel.py are compared, and all rows of the cover by soak
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("row", ROWS, ids=_name)
-def test_gradients_of_every_row(row):
-    _check_gradients(row)
 
 
 @pytest.mark.soak
