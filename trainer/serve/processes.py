@@ -110,7 +110,7 @@ class Ranks:
         """Wait until a rank has ended, or was killed because it hung."""
         while all(process.poll() is None for process in self._processes):
             await asyncio.sleep(POLL_S)
-            if service.ready.is_set() and self.beats.look(busy=service.open_rows > 0):
+            if service.ready.is_set() and self.beats.look(busy=service.running_rows > 0):
                 for process in self._processes:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)

@@ -58,6 +58,7 @@ class OpenRequest:
                 raise ApiError(400, reply.text)
             if reply.finish is not None:
                 self.open_ids.discard(reply.id)
+                self._service.forget(reply.id)
             yield reply
 
 
@@ -80,14 +81,20 @@ class Service:
         self.most_rows, self.capacity, self.cache_tokens, self.cache_bytes = most_rows, 0, 0, 0
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._runs: dict[str, OpenRequest] = {}
+        self._running: set[str] = set()
         self._outgoing: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
         for target in (self._read, self._write):
             threading.Thread(target=target, daemon=True).start()
 
     @property
     def open_rows(self) -> int:
-        """Rows that the ranks have not ended; their client may still have tokens to read."""
+        """Rows whose tokens have not all been read, so that clients that do not read cannot fill the memory."""
         return len(self._runs)
+
+    @property
+    def running_rows(self) -> int:
+        """Rows that the ranks have not ended."""
+        return len(self._running)
 
     def begin(self, requests: Sequence[Request | Search]) -> OpenRequest:
         """Send rows to the ranks. The caller must call `leave` at the end, also after an error.
@@ -113,10 +120,15 @@ class Service:
             )
         run = OpenRequest(self, requests)
         self._runs |= dict.fromkeys(run.open_ids, run)
+        self._running |= run.open_ids
         self.totals["rows"] += len(requests)
         self.totals["prompt_tokens"] += sum(len(request.prompt) for request in requests)
         self._outgoing.put(list(requests))
         return run
+
+    def forget(self, id: str) -> None:
+        """A row has ended by itself, and its tokens were read."""
+        self._runs.pop(id, None)
 
     def check(self) -> None:
         """Refuse a request that cannot be served now.
@@ -134,6 +146,7 @@ class Service:
     def leave(self, run: OpenRequest, ids: Sequence[str] | None = None) -> None:
         """Cancel rows of a run that are still open; None: all of them."""
         left = [id for id in (run.open_ids if ids is None else ids) if self._runs.pop(id, None) is not None]
+        self._running.difference_update(left)
         if left and not self.failure:
             self.totals["rows_cancelled"] += len(left)
             self._outgoing.put([Cancel(id) for id in left])
@@ -146,6 +159,7 @@ class Service:
         for run in set(self._runs.values()):
             run.replies.put_nowait(ApiError(500, text, kind="server_error"))
         self._runs.clear()
+        self._running.clear()
 
     def close(self) -> None:
         """End the threads, and thereby the ranks."""
@@ -160,9 +174,9 @@ class Service:
         replies, self.load = message
         for reply in replies:
             self.totals["tokens"] += isinstance(reply, Token) and not reply.prompt and reply.token >= 0
-            ended = isinstance(reply, RefusedRequest) or reply.finish is not None
-            run = self._runs.pop(reply.id, None) if ended else self._runs.get(reply.id)
-            if run is not None:
+            if isinstance(reply, RefusedRequest) or reply.finish is not None:
+                self._running.discard(reply.id)
+            if (run := self._runs.get(reply.id)) is not None:
                 run.replies.put_nowait(reply)
 
     def _read(self) -> None:

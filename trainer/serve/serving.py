@@ -105,7 +105,7 @@ async def serve(
     http = _Uvicorn(config)
 
     async def stop_gently() -> None:
-        while service.open_rows:
+        while service.running_rows:
             await asyncio.sleep(POLL_S)
         await http.cut(READ_S)
 
@@ -114,7 +114,7 @@ async def serve(
             service.fail("the server was stopped before this request ended")
             tasks.append(asyncio.ensure_future(http.cut(STOP_S)))
         else:
-            tell(f"{number.name}: sequences left to finish: {service.open_rows}; a second {number.name} ends at once")
+            tell(f"{number.name}: sequences left to finish: {service.running_rows}; a second {number.name} ends at once")
             tasks.append(asyncio.ensure_future(stop_gently()))
         service.stopping.set()
         http.should_exit = True
