@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,10 @@ class Cache:
         if self._given:
             return [Path(self._given)]
         users = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return [beside.parent / FOLDER, Path(users).expanduser() / "mdata"]
+        folders = [beside.parent / FOLDER]
+        with suppress(RuntimeError):  # no home folder, as of a container's user whom /etc/passwd does not name
+            folders.append(Path(users).expanduser() / "mdata")
+        return folders
 
 
 def in_memory(make: Make) -> Arrays:

@@ -136,6 +136,9 @@ def _endpoint() -> str:
 def _token() -> str | None:
     if token := os.environ.get("HF_TOKEN"):
         return token
-    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
-    path = Path(os.environ.get("HF_TOKEN_PATH", Path(home, "token")))
+    path = Path(os.environ.get("HF_TOKEN_PATH", Path(os.environ.get("HF_HOME", "~/.cache/huggingface"), "token")))
+    try:
+        path = path.expanduser()
+    except RuntimeError:  # no home folder, as of a container's user whom /etc/passwd does not name
+        return None
     return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None

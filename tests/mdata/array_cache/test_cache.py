@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import ClassVar
@@ -51,6 +52,14 @@ def test_in_the_users_own_where_nothing_can_be_written(corpus, tmp_path):
     (corpus.parent / "cache").write_text("in the way of a folder, also for a user who may do everything")
     assert asked(Cache(), corpus).path.parent == tmp_path / "user" / "mdata"
     assert not asked(Cache(), corpus, make=never).built
+
+
+def test_a_user_without_a_home_folder_has_no_folder_of_their_own(corpus, monkeypatch):
+    """As in a container with a user id that /etc/passwd does not name."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: (1 << 32) - 7)
+    assert asked(Cache(), corpus).path.parent == corpus.parent / "cache"
 
 
 def test_what_others_built_there_is_used(corpus):

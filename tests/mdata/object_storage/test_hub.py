@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -39,6 +40,20 @@ def test_the_token_does_not_follow_a_redirect_of_the_list(hub, host, scheme):
         hub_files(FOLDER)
     assert f"302 to {location}" in str(refused.value) and "TOBEHIDDEN" not in str(refused.value)
     assert not elsewhere
+
+
+def test_a_user_without_a_home_folder_has_no_token(hub, monkeypatch, tmp_path):
+    """As in a container with a user id that /etc/passwd does not name."""
+    for name in ("HOME", "HF_HOME", "HF_TOKEN", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: (1 << 32) - 7)
+    seen = hub(lambda request, url: (200, {}, ENTRIES))
+    assert hub_files(FOLDER)
+    assert "Authorization" not in seen[-1].headers
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "token").write_text("TOBEHIDDEN")
+    assert hub_files(FOLDER)
+    assert seen[-1].headers["Authorization"] == "Bearer TOBEHIDDEN"
 
 
 def test_a_renamed_repository_is_followed_on_the_hub_with_the_token(hub):
