@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.append_file import AppendFile, SyncPoint
+from mdata.indexed.mapped_files import hash_file
 
 MAGIC = b"MDORIGIN"
 VERSION = 1
@@ -199,6 +200,23 @@ def open_origins(path: Path) -> OriginsTable:
     if not _in_order(runs):
         raise DamageError(f"{path} is altered: its runs do not start at document 0 and increase")
     return OriginsTable(path, step, runs=runs)
+
+
+def check_origins(path: Path, recorded: str) -> None:
+    """Check that a sidecar has the hash its manifest records: of altered rows nothing else tells.
+
+    Raises:
+        UsageError, ResourceError: it cannot be read. DamageError: it has another hash.
+    """
+    with os_errors_named("reading origins"):
+        computed = hash_file(path)
+    if computed != recorded:
+        raise DamageError(
+            f"{path}: its content was changed",
+            found=computed,
+            expected=recorded,
+            fix="copy it again from where it is intact, or make the corpus again",
+        )
 
 
 def _in_order(runs: NDArray[np.int64]) -> bool:

@@ -25,7 +25,7 @@ from blake3 import blake3
 from msgspec import UNSET
 
 from mdata.corpus.corpus import open_corpus
-from mdata.corpus.origins import OriginsWriter, open_origins
+from mdata.corpus.origins import OriginsWriter, check_origins, open_origins
 from mdata.errors import UsageError, os_errors_named
 from mdata.manifest.contained_paths import files_inside
 from mdata.manifest.io import stage_manifest
@@ -226,8 +226,10 @@ def _copy(result: FoundResult, content: CorpusContent, inputs: JoinedInputs, pro
 
 def _append_origins(writer: OriginsWriter, part: FoundPart, placed: Placed) -> None:
     """Append the origins of a part, with files and rows as counted over the whole job."""
-    documents = part.manifest.shards[0].documents
-    for runs, count in _blocks(open_origins(origins_path(part.prefix)).runs, documents):
+    path, documents = origins_path(part.prefix), part.manifest.shards[0].documents
+    if part.made_by.origins:
+        check_origins(path, part.made_by.origins.hash)
+    for runs, count in _blocks(open_origins(path).runs, documents):
         numbers = np.array(placed.numbers, np.int64)[runs[:, 1]]
         rows = runs[:, 2] + np.array(placed.rows_before, np.int64)[runs[:, 1]]
         writer.append_runs(np.column_stack((runs[:, 0] - runs[0, 0], numbers, rows)), count)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from mdata.corpus.corpus import Corpus
 from mdata.corpus.documents import DocumentReader
+from mdata.corpus.origins import check_origins
 from mdata.manifest.types import CorpusManifest, Provenance, Statistics
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, length_histogram
 from mdata.preprocessing.placing import Staged
@@ -52,6 +53,9 @@ class DocumentSource:
             corpus.token_bounds(0, 0)
         self.corpus = corpus
         self.origins = DocumentReader(corpus).origins
+        recorded = corpus.manifest.provenance
+        if self.origins and recorded and recorded.origins:
+            check_origins(self.origins.path, recorded.origins.hash)
 
     def provenance(self, made_by: Mapping[str, Any]) -> Provenance | None:
         """The provenance of a corpus made from these documents, without what its writer fills in; None: unknown."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import mdata
 from cli.mdata import main
 from mdata.corpus.documents import DocumentReader
-from mdata.errors import BadInputError, UsageError
+from mdata.errors import BadInputError, DamageError, UsageError
 from mdata.preprocessing import plan
 from mdata.rewriting import merge as merging
 from mdata.rewriting.found_parts import as_ranges
@@ -132,6 +133,21 @@ def test_a_pair_that_is_lost_after_a_merge_is_named_and_nothing_is_changed(tmp_p
         file.write(b"more")
     told = refused(tmp_path, "not all parts are complete", copy=copy, overwrite=True)
     assert "c-00002-of-00003_text_document.bin is missing; c-00003-of-00003_text_document.bin has" in told
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("column", [1, 2], ids=["file", "row"])
+def test_origins_that_changed_are_not_carried_into_the_whole(tmp_path, copy, column):
+    """Neither as a number of an input that there is not, nor as a row that looks like any other."""
+    write_mix(tmp_path / "in")
+    make_parts(job(tmp_path), 3)
+    sidecar = tmp_path / "out/c-00002-of-00003_text_document.origins"
+    runs = np.fromfile(sidecar, "<i8")
+    runs[3 + column] += 99
+    runs.tofile(sidecar)
+    with pytest.raises(DamageError, match=r"c-00002-of-00003_text_document\.origins: its content was changed"):
+        merge(str(tmp_path / "out/c"), copy=copy)
+    assert not (tmp_path / "out/c_text_document.json").exists()
 
 
 def test_another_number_of_parts_is_named(tmp_path):

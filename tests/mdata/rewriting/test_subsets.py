@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import mdata
 from cli.mdata import main
 from mdata.corpus.documents import DocumentReader
-from mdata.errors import UsageError
+from mdata.errors import DamageError, UsageError
 from mdata.order.permutation import Permutation
 from mdata.preprocessing.preprocess_options import PreprocessOptions
 from mdata.rewriting import subsets, taken_documents
@@ -217,6 +217,27 @@ def test_parts_of_a_split_may_train_and_evaluate_but_not_beside_their_whole(made
     mdata.make_blend([str(train), str(valid)], tmp_path / "both.json")
     with pytest.raises(UsageError, match="both contain documents of"):
         mdata.make_blend([str(made), str(valid)], tmp_path / "wrong.json")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda path, out: shuffle(path, out),
+        lambda path, out: sample(path, out, tokens=9),
+        lambda path, out: split(path, out, shares=["1"], names=["s"]),
+    ],
+    ids=["shuffle", "sample", "split"],
+)
+def test_origins_that_changed_are_not_carried_into_the_result(made, tmp_path, command):
+    for file in made.parent.glob("c*text_document*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    sidecar = tmp_path / "c_text_document.origins"
+    content = bytearray(sidecar.read_bytes())
+    content[40] += 1  # the row of the first run
+    sidecar.write_bytes(content)
+    with pytest.raises(DamageError, match=r"c_text_document\.origins: its content was changed"):
+        command(tmp_path / made.name, str(tmp_path / "out"))
+    assert not list(tmp_path.glob("out*"))
 
 
 @pytest.mark.parametrize("command", [lambda p, o: shuffle(p, o), lambda p, o: split(p, o, shares=["1"], names=["s"])])
