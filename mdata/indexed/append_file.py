@@ -79,9 +79,20 @@ class AppendFile:
         return self._synced
 
     def read(self, offset: int, count: int) -> bytes:
-        """Read up to `count` of the appended bytes."""
+        """Read `count` of the appended bytes, or as many as there are.
+
+        Raises:
+            DamageError: another program cut the file. ResourceError: it cannot be read.
+        """
+        stop = min(offset + count, self.size)
+        parts = []
         with os_errors_named(f"reading {self.partial}"):
-            return os.pread(self._fd, count, offset)
+            while offset < stop:
+                parts.append(os.pread(self._fd, stop - offset, offset))  # may return less, as of 2 GB and more
+                if not parts[-1]:
+                    raise DamageError(f"{self.partial} was cut while it was being written", fix="run again")
+                offset += len(parts[-1])
+        return b"".join(parts)
 
     def blocks(self, dtype: np.dtype[np.generic]) -> Iterator[NDArray[Any]]:
         """Everything appended so far, as arrays of `dtype`."""
@@ -126,11 +137,20 @@ class AppendFile:
         self._open.close()
 
     def discard(self) -> None:
-        """Stop writing and delete the file, unless it is committed."""
+        """Stop writing and delete the file, unless it is committed or closed: then the name may be another writer's."""
         try:
-            self.close()
+            if self._has_name():
+                self.partial.unlink()  # while it is locked: nobody can take it over in between
         finally:
-            self.partial.unlink(missing_ok=True)
+            self.close()
+
+    def _has_name(self) -> bool:
+        if self._resting is None:
+            return self._open.fd >= 0 and atomic_io.is_same_file(self._open.fd, self.partial)
+        try:
+            return os.path.samestat(self._resting, self.partial.lstat())
+        except FileNotFoundError:
+            return False
 
     @property
     def _fd(self) -> int:

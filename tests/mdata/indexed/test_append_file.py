@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 
 import blake3
 import numpy as np
@@ -129,7 +130,8 @@ def test_a_result_is_never_taken_for_the_file_in_the_making(tmp_path):
     with pytest.raises(DamageError, match="was removed while it was being written"):
         file.commit()
     file.discard()
-    with pytest.raises(DamageError, match="shorter"):
+    assert file.partial.read_bytes() == b"67890"
+    with pytest.raises(DamageError, match="is not what was written"):
         AppendFile(tmp_path / "x", kept)
     assert (tmp_path / "x").read_bytes() == b"12345"
 
@@ -151,6 +153,40 @@ def test_a_second_writer_is_refused(tmp_path):
         AppendFile(tmp_path / "x")
     assert file.read(0, 9) == b"1"
     file.discard()
+
+
+@pytest.mark.parametrize("ended", ["commit", "close", "rest"])
+def test_discard_leaves_the_file_of_another_writer(tmp_path, ended):
+    """Whose name was free again: this file had been placed, or closed and taken over."""
+    file = AppendFile(tmp_path / "x")
+    file.append(b"mine")
+    getattr(file, ended)()
+    if ended == "commit":
+        (tmp_path / "x").unlink()
+    else:
+        file.partial.unlink()
+    other = AppendFile(tmp_path / "x")
+    other.append(b"theirs")
+    file.discard()
+    other.commit()
+    assert (tmp_path / "x").read_bytes() == b"theirs"
+
+
+def test_a_short_read_is_continued(tmp_path, monkeypatch):
+    file = AppendFile(tmp_path / "x")
+    file.append(b"1234567")
+    real = os.pread
+    monkeypatch.setattr(append_file.os, "pread", lambda fd, count, offset: real(fd, min(count, 2), offset))
+    assert (file.read(0, 99), file.read(1, 5), file.read(7, 1)) == (b"1234567", b"23456", b"")
+    assert [array.tolist() for array in file.blocks(np.dtype("u1"))] == [[49, 50, 51, 52, 53, 54, 55]]
+
+
+def test_a_file_that_was_cut_while_it_was_written_is_damage(tmp_path):
+    file = AppendFile(tmp_path / "x")
+    file.append(bytes(16))
+    os.truncate(file.partial, 9)
+    with pytest.raises(DamageError, match=r"\.x\.partial was cut while it was being written"):
+        list(file.blocks(np.dtype("<i8")))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
