@@ -138,7 +138,9 @@ class Server:
             metric(f"{name}_total", "counter", text, {"": service.totals[name]})
         metric("first_token_seconds_sum", "counter", "Total time to first token.", {"": self.first_token_s})
         metric("first_token_seconds_count", "counter", "Requests that got a first token.", {"": self.first_tokens})
-        metric("rows_open", "gauge", "Open sequences, with those that wait or are not yet read.", {"": service.open_rows})
+        metric(
+            "rows_open", "gauge", "Open sequences, with those that wait or are not yet read.", {"": service.open_rows}
+        )
         metric("rows_allowed", "gauge", "Limit on open sequences (--max-queue).", {"": service.most_rows})
         metric("ready", "gauge", "1 once the model is loaded.", {"": service.ready.is_set() and not service.failure})
         for name, value in service.load.items():

@@ -114,7 +114,8 @@ async def serve(
             service.fail("the server was stopped before this request ended")
             tasks.append(asyncio.ensure_future(http.cut(STOP_S)))
         else:
-            tell(f"{number.name}: sequences left to finish: {service.running_rows}; a second {number.name} ends at once")
+            left = service.running_rows
+            tell(f"{number.name}: sequences left to finish: {left}; a second {number.name} ends at once")
             tasks.append(asyncio.ensure_future(stop_gently()))
         service.stopping.set()
         http.should_exit = True
