@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -71,8 +72,13 @@ void fill_sample_index(const SampleIndex<Row>& index, std::span<const Place> ord
     const auto edge = [&](std::size_t block) { return order.size() / blocks * block + std::min(block, order.size() % blocks); };
     const auto in_parallel = [&](auto&& work) {
         std::vector<std::jthread> others;
-        for (std::size_t block = 1; block < blocks; ++block) others.emplace_back(work, block);
+        std::size_t block = 1;
+        try {
+            for (; block < blocks; ++block) others.emplace_back(work, block);
+        } catch (const std::system_error&) {  // no more threads are to be had: this one does what is left
+        }
         work(0);
+        for (; block < blocks; ++block) work(block);
     };
     in_parallel([&](std::size_t block) {
         std::int64_t sum = 0;

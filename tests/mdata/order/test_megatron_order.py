@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -160,6 +162,24 @@ def test_threads_give_the_same_rows(threads):
     fill_sample_index(lengths, order, 16, 1, 1, one)
     fill_sample_index(lengths, order, 16, 1, threads, many)
     assert (one == many).all()
+
+
+def test_where_no_more_threads_are_to_be_had_one_gives_the_same_rows():
+    """No room for the stack of another, as under a limit on memory or processes; in a process of its own."""
+    program = """if True:
+        import resource
+        import numpy as np
+        from mdata._core import fill_sample_index
+        lengths, order = np.full(1 << 20, 16, np.int32), np.arange(1 << 20, dtype=np.int32)
+        one, many = (np.zeros(2 * (len(order) + 1), np.int32) for _ in range(2))
+        fill_sample_index(lengths, order, 16, 0, 1, one)
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (5 << 20),) * 2)
+        fill_sample_index(lengths, order, 16, 0, 8, many)
+        assert (one == many).all()
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_what_has_no_order_is_refused():
