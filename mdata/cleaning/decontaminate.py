@@ -351,7 +351,9 @@ def decontaminate(options: TextJobOptions, rules: DecontaminateRules, progress: 
     _check_rows_only(options, rules)
     folder = Path(options.output) / COUNTS
     if (folder.parent / "decontaminate.report").exists():
-        return run_text_job(options, _OpenWebText(rules), progress)
+        result = run_text_job(options, _OpenWebText(rules), progress)
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed just before it removed them
+        return result
     folder.parent.mkdir(parents=True, exist_ok=True)
     counted = run_text_job(
         replace(options, output=folder, removed=None, compression="none", on_error="skip", quarantine=None),

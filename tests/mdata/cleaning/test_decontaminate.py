@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import _core
+from mdata.cleaning import decontaminate as decontaminating
 from mdata.cleaning import text_job
 from mdata.cleaning.decontaminate import DecontaminateRules, decontaminate, split_text
 from mdata.cleaning.openwebtext_ngrams import OpenWebTextNgrams, Pieces
@@ -166,6 +167,25 @@ def test_a_run_that_fails_anywhere_continues(planted, tmp_path, monkeypatch, mor
             at += 23
         assert run(corpus, sets, output, "split", **more) == replace(whole, folder=output)
         assert (output / "corpus.jsonl").read_bytes() == (tmp_path / "whole/corpus.jsonl").read_bytes()
+
+
+def test_counts_of_a_run_that_was_killed_after_its_report_are_removed(tmp_path, monkeypatch):
+    corpus, against = write(tmp_path / "corpus.jsonl", ["one two"]), write(tmp_path / "eval.jsonl", ["a b c"])
+    before = decontaminating.run_text_job
+
+    def killed(options, work, progress):
+        result = before(options, work, progress)
+        if work.writes:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(decontaminating, "run_text_job", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(corpus, [against], tmp_path / "out", "split", compat="openwebtext")
+    monkeypatch.undo()
+    assert (tmp_path / "out" / decontaminating.COUNTS).exists()
+    run(corpus, [against], tmp_path / "out", "split", compat="openwebtext")
+    assert not (tmp_path / "out" / decontaminating.COUNTS).exists()
 
 
 def test_openwebtext_leaves_frequent_ngrams_alone(tmp_path):
