@@ -172,7 +172,7 @@ class IndexedReader:
         except OSError as error:
             raise explain(error, self.idx_path) from error
         if hashed != self.described.idx_hash:
-            raise self._altered(hashed)
+            raise self._altered(f"hash {hashed}")
         self.facts = self.facts._replace(compared=True)
 
     def alteration(self) -> DamageError | None:
@@ -180,17 +180,17 @@ class IndexedReader:
         if self.described is None:
             return None
         try:
-            altered = hash_file(self.idx_path)
+            hashed = hash_file(self.idx_path)
         except OSError as error:
-            altered = str(error)
-        return None if altered == self.described.idx_hash else self._altered(altered)
+            return self._altered(str(error))
+        return None if hashed == self.described.idx_hash else self._altered(f"hash {hashed}")
 
-    def _altered(self, actual_hash: str) -> DamageError:
+    def _altered(self, found: str) -> DamageError:
         assert self.described is not None, "nothing to compare with"
         by = self.described.by
         return DamageError(
             f"{self.idx_path} is not the one that {by.name} describes, so no sample can be read with it",
-            found=f"hash {actual_hash}",
+            found=found,
             expected=f"hash {self.described.idx_hash}",
             fix=f"`mdata verify {by}` for details; then fetch both files of the pair again, or make the pair again",
         )

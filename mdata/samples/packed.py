@@ -25,7 +25,7 @@ from mdata import _core
 from mdata.array_cache.cache import Cache, in_memory
 from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
-from mdata.errors import UsageError
+from mdata.errors import UsageError, counted
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.progress import SILENT, Progress
 from mdata.samples.base import NativelyOrdered, SamplePiece, pieces_of_runs, samples_at
@@ -175,7 +175,7 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         if not len(self._ends):
             raise UsageError(
                 f"no {self.unit} can be packed",
-                found=f"{documents[1] - documents[0]} {self.unit}s for sequence length {rule.sequence_length}",
+                found=f"{counted(documents[1] - documents[0], self.unit)} for sequence length {rule.sequence_length}",
                 expected="one of two tokens or more" + (", not longer than a row" if rule.longer == "drop" else ""),
                 fix="more text"
                 if rule.longer == "cut"

@@ -222,6 +222,12 @@ def test_each_index_is_hashed_once_an_opening(tmp_path, monkeypatch):
     assert hashed == ["c.idx"]
 
 
+def test_an_index_that_cannot_be_read_has_no_hash(tmp_path):
+    (reader,) = mdata.open_corpus(write_corpus(tmp_path)).readers
+    (tmp_path / "c.idx").unlink()
+    assert "found: [Errno 2] No such file" in str(reader.alteration())
+
+
 def test_a_merge_of_parts_does_not_take_a_damaged_one(tmp_path):
     from mdata.preprocessing.joining import merge_partitions
 

@@ -51,7 +51,7 @@ def test_rows_are_those_of_the_twin(tmp_path_factory, documents, length, extra, 
     prefix = tmp_path_factory.mktemp("p") / "x"
     write_pair(prefix, documents)
     if not rows:
-        with pytest.raises(UsageError, match=r"documents for sequence length"):
+        with pytest.raises(UsageError, match=r"documents? for sequence length"):
             made_of(FileStream(prefix), bounds, rule=rule, shuffle=shuffle)
         return
     starts = np.cumsum([0, *sizes])
@@ -114,6 +114,8 @@ def test_no_document_is_refused(tmp_path):
     rule = PackingRule(sequence_length=4, longer="drop")
     with pytest.raises(UsageError, match="no document can be packed\n  found: 3 documents for sequence length 4"):
         made_of(FileStream(tmp_path / "x"), (0, 3), rule=rule)
+    with pytest.raises(UsageError, match="found: 1 document for sequence length 4"):
+        made_of(FileStream(tmp_path / "x"), (0, 1), rule=rule)
 
 
 class Heard(Silent):
