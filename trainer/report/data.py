@@ -100,6 +100,13 @@ class _Generated(msgspec.Struct):
     step: int | None = None
 
 
+class _Stored(msgspec.Struct):
+    """baselines.json: baselines by validation corpus, and the state of the run that they belong to."""
+
+    facts: dict[str, Any] = {}
+    valid: dict[str, Baselines] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
     """The files of a run folder.
@@ -322,8 +329,8 @@ def baselines_of(run: ReportedRun, data: RunData) -> tuple[dict[str, Baselines],
         "eval_samples": run.config.train.eval_samples,
         "vocab_size": vocab_size,
     }
-    cached = _json(path, {})
-    if cached.get("facts") == facts and set(cached["valid"]) == set(data.valid):
+    cached = _checked(_json(path, {}), _Stored, path)
+    if cached.get("facts") == facts and set(cached.get("valid", ())) == set(data.valid):
         return {name: Baselines(**values) for name, values in cached["valid"].items()}, []
     counts = count_pairs(_rows(data.train, np.arange(run.consumed, dtype=np.int64)), vocab_size)
     stored = {

@@ -365,6 +365,7 @@ ALTERED = {
         '{"step": 1, "consumed_samples": 4, "accuracy": {"a": "x"}}',
     ],
     "generated.jsonl": ["[]", '{"prompt": 3, "text": ""}', '{"text": ""}'],
+    "baselines.json": ["[]", '{"facts": 3}', '{"valid": {"a": {"train_tokens": 1}}}'],
     "evaluations.json": ["[]", '{"a": 3}', '{"a": {"x": 1}}', '{"a": {"1": null}}'],
 }  # fmt: skip
 
