@@ -114,7 +114,7 @@ class Service:
         if longest > self.capacity + 1:  # the last token is never read again
             raise ApiError(
                 400,
-                f"the request does not fit the KV cache: {longest:,} tokens, expected at most {self.capacity:,} "
+                f"the request does not fit the KV cache: {longest:,} tokens, expected at most {self.capacity + 1:,} "
                 "(--cache-tokens)",
                 code="context_length_exceeded",
             )

@@ -313,7 +313,7 @@ class DecodeEngine:
             raise UsageError(
                 "the prompt and the new tokens do not fit the KV cache",
                 found=f"{counted(length, 'token')} of the prompt and {most:,} new ones",
-                expected=f"at most {self.capacity:,} together",
+                expected=f"at most {self.capacity + 1:,} together",
                 fix="a larger cache (more memory or ranks), a shorter prompt, or fewer new tokens",
             )
 

@@ -164,6 +164,13 @@ def test_only_json_is_taken(server, served):
         )
 
 
+def test_a_request_is_as_long_as_the_cache_and_its_last_token(served, model):
+    with running(served, engine=DecodeEngine(model, cache_tokens=20, page_tokens=4)) as small:
+        reply = small.ask("/v1/completions", {"prompt": [104] * 10, "max_tokens": 12})
+        assert reply.status == 400 and "22 tokens, expected at most 21 (--cache-tokens)" in str(reply.body)
+        assert small.ask("/v1/completions", {"prompt": [104] * 10, "max_tokens": 11}).status == 200
+
+
 def test_unknown_fields_are_ignored_and_named_or_refused(server, served):
     reply = server.ask("/v1/completions", {**PROMPT, "zoom": 1, "user": "me"})
     assert reply.status == 200 and reply.headers["x-ignored-fields"] == "zoom"

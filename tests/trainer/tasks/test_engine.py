@@ -443,7 +443,7 @@ def _refusals(context):
         (Request("b", [1] * 49, GREEDY, max_tokens=1), "49 tokens of the prompt and 1 new"),
         (
             Request("b", [1] * 10, GREEDY, max_tokens=12),
-            "the KV cache\n  found: 10 tokens of the prompt and 12 new",
+            "the KV cache\n  found: 10 tokens of the prompt and 12 new ones\n  expected: at most 21 together",
         ),
         (Request("b", [1], GREEDY, max_tokens=0), "max_tokens=0"),
         (Request("b", [1], Sampling(top_p=2.0), max_tokens=1), "top_p=2"),
@@ -452,6 +452,7 @@ def _refusals(context):
         with pytest.raises(UsageError, match=text):
             engine.add(request)
     assert engine.load()[:2] == (0, 1), "what was refused has left nothing"
+    engine.add(Request("b", [1] * 10, GREEDY, max_tokens=11))
     for options in ({"max_batch": 0}, {"cache_tokens": 0}):
         with pytest.raises(UsageError, match="is below 1"):
             DecodeEngine(model, **options)
