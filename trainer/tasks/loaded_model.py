@@ -2,9 +2,10 @@
 
 From a run folder or one of its checkpoints, in any layout; from a Hugging Face folder, without converting it; from a
 checkpoint of Megatron-LM. All ranks of a world share one copy over tp and pp; along dp each rank has its own rows. A
-row is padded on the right, where causal attention does not look, so a row in a batch equals the row alone. What is
-unusual: log probabilities are reduced over tp by maximum and sum; logits over the whole vocabulary are gathered only
-for requested positions. Generation with a key-value cache is in engine.py.
+row is padded on the right, where causal attention does not look, so a row in a batch equals the row alone; only where
+experts have a capacity, padding counts in it, as in Megatron. What is unusual: log probabilities are reduced over tp by
+maximum and sum; logits over the whole vocabulary are gathered only for requested positions. Generation with a key-value
+cache is in engine.py.
 
 Shapes: B rows, S tokens of the longest, V entries of the vocabulary without padding.
 """
