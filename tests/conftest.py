@@ -24,6 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SOAK = int(os.environ.get("MDATA_SOAK", "1"))
 ORACLE_USE = "oracle data"  # property of a test, "run" or "skipped"; reports carry it from the processes of -n
 
+# The threads of torch would wait for cores that other tests have. It reads the number as it is imported, which
+# tests/trainer/conftest.py does before pytest_configure, if pytest is called with a path there.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A property test without @examples, and as many as with @examples(100) (tests/helpers/examples.py).
 # How long examples take to be drawn is no fault of a test either, where machines are shared.
 settings.register_profile(
@@ -66,8 +71,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Our writers wait until the disk has what they wrote, thousands of times in a run, and no test can see it.
     if fits_temporary_files(MEMORY):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the threads of torch would wait for cores that other tests have
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell starts background jobs with interrupts ignored, and what they start would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

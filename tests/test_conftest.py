@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,14 @@ def nested(tmp_path):
         return answer.stdout
 
     return run
+
+
+def test_torch_has_one_thread_in_processes_of_n_whoever_imports_it_first(monkeypatch):
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    runpy.run_path(str(CONFTEST))
+    assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_oracle_tests_run_where_there_is_data(nested):
