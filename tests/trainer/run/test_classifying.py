@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mdata.sources.labelled import LABELS
+from mdata.tracing.run_folder import trace_run
 from tests.helpers.labelled import make_labelled
 from tests.helpers.ranks import run_ranks
 from tests.trainer.run.one_rank import alone, curve
@@ -120,6 +121,8 @@ def test_a_run_goes_on_within_an_epoch(one, data, tmp_path):
     alone(config)
     assert curve(config) == curve(one), "to the bit"
     assert predictions(config.run.folder, 4) == predictions(one.run.folder, 4)
+    traced = trace_run(config.run.folder).row(4, 1)
+    assert traced.parts and traced.place.step == 4
 
 
 def test_the_checkpoint_with_the_highest_accuracy_stays(data, tmp_path):
