@@ -348,8 +348,7 @@ def compare(name: str, world: World, steps: int) -> dict[str, Any]:
     """A layout trained with and without graphs."""
     _, model, keys = LAYOUTS[name]
     config = run_config(model, keys)
-    data_parallel = world.groups["data"].size
-    if reason := why_not_recorded(config, data_parallel=data_parallel):
+    if reason := why_not_recorded(config, sharing=make_plan(config, world.world_size, facts=None).sharing):
         return {"layout": name, "not recorded": reason}
     found = []
     for how in ("off", "on"):
