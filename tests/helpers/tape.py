@@ -57,12 +57,15 @@ class TapeLane:
 
     def record(self, run: Callable[[], Any]) -> Tape:
         self._recorder.recordings += 1
-        tape = Tape(before_replay=lambda number=self._tapes: self._spoil(number))
+        self._tape = tape = Tape(before_replay=lambda number=self._tapes: self._spoil(number))
         self._tapes += 1
         with tape:
             run()
         tape.restore()
         return tape
+
+    def cut(self, between: Callable[[], None]) -> None:
+        self._tape.operations.append(between)
 
     def _spoil(self, number: int) -> None:
         """Make NaN of what was computed after this tape."""
@@ -92,7 +95,7 @@ class Tape(TorchDispatchMode):
     def __init__(self, *, before_replay: Callable[[], None]) -> None:
         super().__init__()
         self._before_replay = before_replay
-        self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]] = []
+        self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]] | Callable[[], None]] = []
         self._made: set[int] = set()  # addresses of storages that were allocated in the block
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # storage -> what was written to, and a copy
 
@@ -126,7 +129,11 @@ class Tape(TorchDispatchMode):
     def replay(self) -> None:
         """Make the operations again."""
         self._before_replay()
-        for func, args, kwargs, fresh in self.operations:
+        for operation in self.operations:
+            if callable(operation):
+                operation()
+                continue
+            func, args, kwargs, fresh = operation
             results, _ = tree_flatten(func(*args, **kwargs))
             for kept, value in zip(fresh, results, strict=True):
                 if kept is not None:

@@ -445,7 +445,7 @@ class KernelsSection:
     tensor_parallel: Literal["auto"] = "auto"  # no other value: "symmetric_memory" was slower and is gone
     cuda_graphs: Literal["auto", "off", "on"] = (
         "auto"  # launch passes of stages and the update as CUDA graphs, so that GPUs do not wait for the host; auto:
-        # where no ranks share parameters, but not for experts
+        # where they can be, but not for experts or with mesh.cp
     )
     overlap_passes: Literal["auto", "off", "on"] = (
         "auto"  # on: overlap each forward pass with the previous backward pass, to hide communication

@@ -4,7 +4,8 @@ A graph repeats its kernels on the addresses of the recording. So a recorded fun
 tensors, and returns copies of its results; everything else that it reads or writes must stay where it is. Decisions of
 Python code are those of the recording. Communication may be recorded: each rank then replays the same
 collectives in the same order. Recording is confined to its thread, because others copy batches and watch collectives
-meanwhile.
+meanwhile. What must not be recorded, such as communication that later work only waits for, cuts a recording in two
+parts, between which each replay calls it.
 
 Recordings belong to lanes. Those of one lane share a memory pool and are never in use at the same time; those of two
 lanes may run beside each other, because each lane has a stream, with cuBLAS's workspace of that stream. What is
@@ -13,6 +14,8 @@ computed in the place of a recording takes its memory from the lane, too: the me
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -37,6 +40,9 @@ class Lane(Protocol):
 
     def record(self, run: Callable[[], Any]) -> Recorded:
         """Record the operations of `run` without executing them."""
+
+    def cut(self, between: Callable[[], None]) -> None:
+        """Inside `run`, in its thread: each replay calls `between` here, which is not called now."""
 
     @contextmanager
     def beside(self, after: Any) -> Iterator[None]:
@@ -66,6 +72,15 @@ class Lane(Protocol):
 Recorder = Callable[[], Lane]  # makes a new lane
 
 
+class _Parts(list[Callable[[], None]]):
+    """What a replay calls, in order."""
+
+    def replay(self) -> None:
+        """See Recorded.replay."""
+        for part in self:
+            part()
+
+
 class CudaLane:
     """Records CUDA graphs on a stream: autograd runs a backward pass on the stream of its forward pass."""
 
@@ -73,13 +88,36 @@ class CudaLane:
         self._device, self._stream, self._pool = device, torch.cuda.Stream(device), torch.cuda.MemPool()
 
     def record(self, run: Callable[[], Any]) -> Recorded:
-        """A CUDA graph of the kernels that `run` launches."""
-        graph = torch.cuda.CUDAGraph()
+        """CUDA graphs of the kernels that `run` launches: one, and one more for each cut."""
+        torch.cuda.synchronize(self._device)
+        gc.collect()  # nothing is freed in the middle of a recording
+        torch.cuda.empty_cache()
+        self._parts = parts = _Parts()
+        with torch.cuda.stream(self._stream):
+            self._begin()
+            try:
+                run()
+            finally:
+                self._end()
+        return parts
+
+    def cut(self, between: Callable[[], None]) -> None:
+        """See Lane.cut."""
+        self._end()
+        self._parts.append(between)
+        self._begin()
+
+    def _begin(self) -> None:
         handle: Any = self._pool.id
-        with torch.cuda.graph(graph, pool=handle, stream=self._stream, capture_error_mode="thread_local"):
-            run()
-        reset_before_leaving(graph)  # the graph, which may outlive its lane
-        return graph
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+
+    def _end(self) -> None:
+        with warnings.catch_warnings():  # nothing may be launched between two cuts
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            self._graph.capture_end()
+        reset_before_leaving(self._graph)  # it may outlive its lane
+        self._parts.append(self._graph.replay)
 
     @contextmanager
     def beside(self, after: Any) -> Iterator[None]:

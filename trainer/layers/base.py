@@ -87,6 +87,11 @@ class Layer(nn.Module):
         super().__init__()
         self.main_gradients = MainGradients()
 
+    @property
+    def prepares(self) -> bool:
+        """Whether passes of a step share more than the parameters; `prepare` computes it."""
+        return False
+
     def prepare(self) -> None:
         """Compute what the passes of a step share, before a recorded pass uses it."""
 

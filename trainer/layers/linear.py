@@ -69,6 +69,11 @@ class Linear(Layer):
         """The weight, also where it is kept in FP8 alone."""
         return self.weight if self.kept_rows is None else float8_rows_matrix(self.kept_rows, dtype=dtype)
 
+    @property
+    def prepares(self) -> bool:
+        """In FP8."""
+        return self.float8 is not None
+
     def prepare(self) -> None:
         """Round the weight to FP8 if it has changed since it was last rounded."""
         if self.float8 is not None:

@@ -12,8 +12,9 @@ A graph repeats kernels with the addresses and the decisions of its recording, s
 - The first microbatch of a step has recordings of its own: the first product of a step overwrites a main gradient, and
   later ones add to it. Each recording remembers this, and each replay checks it.
 - Hooks of data parallelism are not recorded. Where ranks share parameters, they gather them beside the first microbatch
-  and sum gradients beside the last: those two are computed. In between, hooks have nothing to do, unless the memory of
-  sharded gradients or parameters moves, which cannot be recorded. plan/check.py lists what else cannot.
+  and sum gradients beside the last: recordings of those are cut at the hooks, which each replay calls (with `overlap`
+  these microbatches are computed). In between, hooks have nothing to do, unless the memory of sharded gradients or
+  parameters moves, which cannot be recorded. plan/check.py lists what else cannot.
 - Rows of BERT and T5 have as many real tokens as their text. They are computed in few sizes (run/data.py), each with
   recordings of its own; sizes beyond MOST_SHAPES are computed.
 
@@ -57,15 +58,16 @@ class _Key(NamedTuple):
     """Everything that a recording of a slot depends on."""
 
     is_first: bool
+    completes: bool  # and hooks then sum its gradients
     loss: LossOptions
     shapes: _Shapes
 
     @classmethod
-    def of(cls, batch: Microbatch, *, is_first: bool, loss: LossOptions) -> _Key:
+    def of(cls, batch: Microbatch, *, is_first: bool, completes: bool, loss: LossOptions) -> _Key:
         """The key of a microbatch."""
         values, nested = tree_flatten(_fields(batch))
         shapes = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in values)
-        return cls(is_first, loss, _Shapes(nested, tuple(shapes)))
+        return cls(is_first, completes, loss, _Shapes(nested, tuple(shapes)))
 
 
 class StageGraphs:
@@ -73,7 +75,7 @@ class StageGraphs:
 
     Args:
         recorder: how passes are recorded.
-        whole_steps: whether the first and the last microbatch of a step are recorded too: no ranks share parameters.
+        shared: whether ranks share parameters, so that hooks gather them and sum their gradients.
         overlap: whether passes of two microbatches run beside each other.
         channel: the block records with the communicators of this number.
         most_shapes: of microbatches that a stage records; those of other shapes are computed.
@@ -83,12 +85,12 @@ class StageGraphs:
         self,
         recorder: Recorder,
         *,
-        whole_steps: bool,
+        shared: bool,
         overlap: bool = False,
         channel: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
         most_shapes: int = MOST_SHAPES,
     ) -> None:
-        self.recorder, self.whole_steps, self.overlap, self.channel = recorder, whole_steps, overlap, channel
+        self.recorder, self.shared, self.overlap, self.channel = recorder, shared, overlap, channel
         self.most_shapes, self._steps = most_shapes, 0
         self._slots: dict[int, _Slots] = {}
         self._done: dict[str, Any] = {}  # forward or backward -> the mark of the last replay beside others
@@ -132,11 +134,13 @@ class StageGraphs:
             recordable: whether the pass may be recorded if everything else allows it.
         """
         slots = self._slots.setdefault(stage, _Slots())
-        slot, key = slots.take(self.recorder), _Key.of(batch, is_first=ends[0], loss=loss)
+        slot = slots.take(self.recorder)
+        key = _Key.of(batch, is_first=ends[0], completes=self.shared and ends[1], loss=loss)
+        hooked = self.shared and any(ends)
         # The number of pairs differs between microbatches.
-        if recordable and batch.pairs is None and (self.whole_steps or not any(ends)) and self._records(slots, key):
+        if recordable and batch.pairs is None and not (hooked and self.overlap) and self._records(slots, key):
             if key not in slot.passes:
-                slot.passes[key] = ReplayedPass(make(), self, slot)
+                slot.passes[key] = ReplayedPass(make(), self, slot, ends=ends if self.shared else (False, False))
             return slot.passes[key]
         return ComputedPass(make(), self, slot, is_new=slot.is_new((key, recordable)))
 
@@ -243,19 +247,25 @@ class ComputedPass:
 
 
 class ReplayedPass:
-    """A pass whose methods are recorded at their first call, and replayed in that and every later call."""
+    """A pass whose methods are recorded at their first call, and replayed in that and every later call.
 
-    def __init__(self, way: Pass, graphs: StageGraphs, slot: _Slot) -> None:
+    Args:
+        ends: whether hooks gather parameters beside its forward pass, and sum gradients beside its backward pass.
+    """
+
+    def __init__(self, way: Pass, graphs: StageGraphs, slot: _Slot, *, ends: tuple[bool, bool]) -> None:
         self._pass, self._graphs, self._slot = way, graphs, slot
-        self._hooks = BlockHooks()  # these do nothing; used while recording
+        self._hooks = _CuttingHooks(way.stage, slot.lane, ends=ends)  # while recording
         self._forward: _Function | None = None
         self._backward: _Function | None = None
         self._weights: _Function | None = None
 
     def forward(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor | None]:
         """See Pass.forward."""
-        for layer in self._pass.layers:
-            layer.prepare()
+        if preparing := [layer for layer in self._pass.layers if layer.prepares]:
+            self._hooks.wait_for_parameters()
+            for layer in preparing:
+                layer.prepare()
         values, nested = tree_flatten(_fields(batch))
         inputs = (*received, *(x if isinstance(x, Tensor) else None for x in values), scale)
 
@@ -314,11 +324,41 @@ class ReplayedPass:
     def _function(self, run: Callable[..., Any], inputs: Sequence[Given]) -> _Function:
         layers, stage = self._pass.layers, self._pass.stage
         hooks, stage.hooks = stage.hooks, self._hooks
+        uncut = not any(self._hooks.ends)
         try:
-            with self._graphs.channel(self._slot.number), _own_leaves(layers):
+            with (
+                self._graphs.channel(self._slot.number),
+                _own_leaves(layers),
+                # A recording is cut in the thread that began it, and autograd has threads of its own.
+                torch.autograd.set_multithreading_enabled(uncut),
+            ):
                 return _Function(run, inputs, lane=self._slot.lane, layers=layers)
         finally:
             stage.hooks = hooks
+
+
+class _CuttingHooks(BlockHooks):
+    """While a pass is recorded: cuts the recording where the stage's own hooks have something to do."""
+
+    def __init__(self, stage: Any, lane: Lane, *, ends: tuple[bool, bool]) -> None:
+        super().__init__()
+        self.ends, self._stage, self._lane = ends, stage, lane
+
+    def wait_for_parameters(self) -> None:
+        """Before a replay, for what needs all of them."""
+        if self.ends[0]:
+            for block in self._stage.hooked:
+                self._stage.hooks.before_forward(block)
+
+    def before_forward(self, block: int, *, adds: bool = False) -> None:
+        """See BlockHooks."""
+        if self.ends[0]:
+            self._lane.cut(lambda: self._stage.hooks.before_forward(block, adds=adds))
+
+    def after_gradients(self, block: int) -> None:
+        """See BlockHooks."""
+        if self.ends[1]:
+            self._lane.cut(lambda: self._stage.hooks.after_gradients(block))
 
 
 class _Function:

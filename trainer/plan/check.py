@@ -794,12 +794,12 @@ def why_experts_wait(config: RunConfig) -> str:
 def uses_graphs(config: RunConfig, *, sharing: int) -> bool:
     """Whether a GPU launches the passes of this run as CUDA graphs.
 
-    "auto": where whole steps can be recorded, but not for experts, which gain less than 1 % and need a GPU of Hopper or
-    later.
+    "auto": where they can be recorded, but not for experts, which gain less than 1 % and need a GPU of Hopper or later,
+    and not for rows that ranks share, whose gain was not measured.
     """
     if (setting := config.kernels.cuda_graphs) != "auto":
         return setting == "on"
-    return sharing == 1 and config.model.moe is None and not why_not_recorded(config, sharing=1)
+    return config.mesh.cp == 1 and config.model.moe is None and not why_not_recorded(config, sharing=sharing)
 
 
 def why_not_beside(config: RunConfig) -> str:

@@ -198,7 +198,9 @@ def launch_choice(config: RunConfig, plan: Plan, *, device: Device) -> Choice:
     if uses_graphs(config, sharing=sharing) and (device == "gpu" or setting == "on"):
         if device == "cpu":
             return Choice(LAUNCHES, graphs, f"{reason}; refused on a CPU")
-        parts = "all but the first and last microbatch of a step" if sharing > 1 else "passes and the update"
+        parts = "passes and the update" if sharing == 1 else "passes"
+        if sharing > 1 and config.kernels.overlap_passes == "on":
+            parts = "passes of all but the first and last microbatch of a step"
         if config.data.kind in ("bert", "t5"):
             parts += ", for sizes of rows without padding that recur"
         elif config.data.documents_apart:

@@ -160,7 +160,8 @@ def _launched_one_by_one(config: RunConfig, plan: Plan) -> float:
     """The share of microbatches that are not launched as CUDA graphs; see pipeline/graphs.py."""
     if not uses_graphs(config, sharing=plan.sharing):
         return 1.0
-    return min(1.0, 2 / plan.num_microbatches) if plan.sharing > 1 else 0.0
+    computed = 2 if plan.sharing > 1 and config.kernels.overlap_passes == "on" else 0
+    return min(1.0, computed / plan.num_microbatches)
 
 
 def _gathered_numbers(config: RunConfig, plan: Plan, place: Place) -> int:

@@ -113,8 +113,8 @@ class Engine:
         recorder = self._recorder(config.kernels)
         graphs = None
         if recorder is not None:
-            whole_steps, overlap = plan.sharing == 1, plan.pipeline.ahead > 0
-            graphs = StageGraphs(recorder, whole_steps=whole_steps, overlap=overlap, channel=world.channel.use)
+            shared, overlap = plan.sharing > 1, plan.pipeline.ahead > 0
+            graphs = StageGraphs(recorder, shared=shared, overlap=overlap, channel=world.channel.use)
         self.loss_names = (*family.losses(plan.shape), *(LOSS_NAMES if config.data.kind == "pairs" else ()))
         self.references: References | None = None
         self.counts = family.counts(plan.shape)

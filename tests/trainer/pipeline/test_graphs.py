@@ -53,11 +53,11 @@ def _trained(context: Any, config: RunConfig, recorded: bool, beside: bool = Fal
     engine = layouts(context, config)
     recorder = TapeRecorder()
     if recorded:
-        whole = engine.plan.sharing == 1
+        shared = engine.plan.sharing > 1
         channel = engine.world.channel.use
-        engine.executor.graphs = StageGraphs(recorder, whole_steps=whole, overlap=beside, channel=channel)
+        engine.executor.graphs = StageGraphs(recorder, shared=shared, overlap=beside, channel=channel)
         engine._training = replace(engine.plan.pipeline, ahead=int(beside)).lowered
-        engine.optimizer._recorder = recorder if whole else None
+        engine.optimizer._recorder = None if shared else recorder
     losses = []
     for step in range(STEPS):
         batches = microbatches(engine, step)
@@ -84,7 +84,7 @@ def _padded(engine: Any, step: int) -> list[Microbatch]:
 def _trained_padded(context: Any, config: RunConfig, recorded: bool, most: int) -> Any:
     engine, recorder = layouts(context, config), TapeRecorder()
     if recorded:
-        engine.executor.graphs = StageGraphs(recorder, whole_steps=True, most_shapes=most)
+        engine.executor.graphs = StageGraphs(recorder, shared=False, most_shapes=most)
     losses = [engine.step(_padded(engine, step), 1e-2).read().loss for step in range(5)]
     shapes = {stage: len(slots.shapes) for stage, slots in engine.executor.graphs._slots.items()} if recorded else {}
     return losses, held_state(engine), recorder.recordings, shapes
@@ -132,7 +132,7 @@ def _documents(batches: list[Microbatch], step: int, *, few_sizes: bool) -> list
 def _trained_on_documents(context: Any, config: RunConfig, recorded: bool) -> Any:
     engine, recorder = layouts(context, config), TapeRecorder()
     if recorded:
-        engine.executor.graphs = StageGraphs(recorder, whole_steps=True)
+        engine.executor.graphs = StageGraphs(recorder, shared=False)
     losses = []
     for step in range(5):
         losses.append(engine.step(_documents(microbatches(engine, step), step, few_sizes=recorded), 1e-2).read().loss)
@@ -155,7 +155,7 @@ def _trained_beside_short_rows(context: Any, recorded: bool) -> Any:
     """Losses of steps, and of short rows between them, whose rotary table is made after recordings."""
     engine, recorder, losses = layouts(context, _config("llama")), TapeRecorder(), []
     if recorded:
-        engine.executor.graphs = StageGraphs(recorder, whole_steps=True)
+        engine.executor.graphs = StageGraphs(recorder, shared=False)
     for step in range(6):
         batches = microbatches(engine, step)
         losses.append(engine.step(batches, 1e-2).read().loss)

@@ -217,8 +217,9 @@ def test_communication_of_tensor_parallelism_is_listed_where_there_is_some():
 
 def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_recorded():
     name, on = kernel_choice.LAUNCHES, {"cuda_graphs": "on"}
-    assert _choices("gpu", mesh={"tp": 1})[name].kernel == "one by one", "two data-parallel ranks"
-    assert _choices("gpu", mesh={"tp": 2})[name].kernel == "CUDA graphs"
+    for mesh in ({"tp": 1}, {"tp": 2}):  # two data-parallel ranks, or one
+        assert _choices("gpu", mesh=mesh)[name].kernel == "CUDA graphs"
+    assert _choices("gpu", mesh={"tp": 1, "cp": 2})[name].kernel == "one by one"
     experts, bf16 = {"moe": MoESection(num_experts=4)}, {"dtype": "bf16"}
     narrow = {"moe": MoESection(num_experts=4, ffn_hidden_size=24)}
     assert _choices("gpu", mesh={"tp": 2}, model=experts)[name].kernel == "one by one"
@@ -226,10 +227,12 @@ def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_
     assert _choices("gpu", mesh={"tp": 2}, model={"mtp": MTPSection(num_layers=1)})[name].kernel == "CUDA graphs"
     assert _choices("gpu", mesh={"tp": 2}, kernels={"cuda_graphs": "off"})[name].kernel == "one by one"
     assert _choices("cpu", mesh={"tp": 2})[name].kernel == "one by one"
-    assert "the first and last" in _choices("gpu", kernels=on, mesh={"tp": 1})[name].reason, "two data-parallel ranks"
+    assert _choices("gpu", kernels=on, mesh={"tp": 1})[name].reason.endswith("of passes"), "two data-parallel ranks"
+    beside = {"kernels": {**on, "overlap_passes": "on"}, "model": {"tie_embeddings": False}}
+    assert "but the first and last" in _choices("gpu", mesh={"tp": 1}, **beside)[name].reason
     assert _choices("gpu", kernels=on, mesh={"tp": 2})[name].reason.endswith("of passes and the update")
     copies = {"mesh": {"tp": 2, "etp": 1, "sequence_parallel": True}, "model": experts, "precision": bf16}
-    assert "the first and last" in _choices("gpu", kernels=on, **copies)[name].reason, "two ranks share experts"
+    assert _choices("gpu", kernels=on, **copies)[name].reason.endswith("of passes"), "two ranks share experts"
     assert _choices("cpu", kernels=on)[name].reason.endswith("refused on a CPU")
     masked = {"mesh": {"tp": 2}, "data": {"document_masks": True}}
     assert _choices("gpu", **masked)[name].reason.endswith("for numbers and lengths of documents that recur")
