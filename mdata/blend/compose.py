@@ -412,9 +412,9 @@ def corpora_at(path: str) -> list[str]:
     """
     if not path:
         raise UsageError("'' is not a corpus", expected="a manifest, a prefix, a folder or a pattern")
-    roots = [Path(path)] if Path(path).is_dir() else [Path(match) for match in glob(path, recursive=True)]  # noqa: PTH207
     by_path: dict[Path, Path] = {}
     try:
+        roots = [Path(path)] if Path(path).is_dir() else [Path(match) for match in glob(path, recursive=True)]  # noqa: PTH207
         files = _below(roots)
         spoken_for: set[Path] = set()
         for file in files:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, os_errors_named
 from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.manifest.sidecars import manifest_path
 from mdata.util.atomic_io import partial_path
@@ -41,27 +41,30 @@ def manifest_of(path: Path) -> Path | None:
     """The manifest at a path; None for a bare pair.
 
     Raises:
-        UsageError: neither a manifest nor a pair exists there, or a run was stopped before it had named them.
+        UsageError: neither a manifest nor a pair exists there, a run was stopped before it had named them, or the path
+            cannot be looked at.
     """
-    if path.suffix == ".json":
-        return path
-    if path.name in ("", ".."):
-        raise UsageError(f"{str(path)!r} is not a corpus", expected="a manifest, or the prefix of a .bin/.idx pair")
-    prefix = prefix_of(path)
-    beside = manifest_path(prefix)
-    if beside.is_file():
-        return beside
-    if not idx_path(prefix).is_file():
-        from mdata.object_storage.address import refuse_address
+    # `is_file` and `exists` raise where a folder must not be read, or a name is too long.
+    with os_errors_named(f"opening {path}"):
+        if path.suffix == ".json":
+            return path
+        if path.name in ("", ".."):
+            raise UsageError(f"{str(path)!r} is not a corpus", expected="a manifest, or the prefix of a .bin/.idx pair")
+        prefix = prefix_of(path)
+        beside = manifest_path(prefix)
+        if beside.is_file():
+            return beside
+        if not idx_path(prefix).is_file():
+            from mdata.object_storage.address import refuse_address
 
-        refuse_address(path)
-        refuse_unfinished(prefix)
-        raise UsageError(
-            f"{path}: neither a manifest nor a .bin/.idx pair exists there",
-            expected=f"{beside.name} or {idx_path(prefix).name}",
-            fix=_meant(path) or "check the path; a prefix is a path without .bin",
-        )
-    return None
+            refuse_address(path)
+            refuse_unfinished(prefix)
+            raise UsageError(
+                f"{path}: neither a manifest nor a .bin/.idx pair exists there",
+                expected=f"{beside.name} or {idx_path(prefix).name}",
+                fix=_meant(path) or "check the path; a prefix is a path without .bin",
+            )
+        return None
 
 
 def refuse_unfinished(prefix: Path) -> None:

@@ -227,6 +227,17 @@ def test_a_path_that_names_no_corpus_is_told_what_is_meant(tmp_path, name, meant
     assert f"\n  try: {meant.format(tmp_path)}".replace("try: web", f"try: {tmp_path}/web") in str(error.value)
 
 
+@pytest.mark.parametrize("length", [246, 250, 251, 300])
+def test_a_name_that_is_too_long_is_no_corpus(tmp_path, length):
+    """Itself, or only with the ending or the dot of a file that is looked for."""
+    path = tmp_path / ("x" * length)
+    for opened in (mdata.open_corpus, mdata.verify, lambda path: mdata.open_dataset(str(path), sequence_length=8)):
+        with pytest.raises(UsageError, match=r"neither a manifest|opening .*: File name too long"):
+            opened(path)
+    with pytest.raises(UsageError, match=r"matches|File name too long|no corpus"):
+        mdata.open_dataset(f"{path}*", sequence_length=8)
+
+
 def test_scattered_sequences_are_refused_as_a_stream(tmp_path):
     write_pair(tmp_path / "a", [[2], [2]])
     index = bytearray((tmp_path / "a.idx").read_bytes())
