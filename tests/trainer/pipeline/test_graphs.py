@@ -49,7 +49,10 @@ def _config(name: str, *, dropout: float = 0.0, dtype: str = "fp32", **mesh: Any
 
 
 def _trained(context: Any, config: RunConfig, recorded: bool, beside: bool = False) -> Any:
-    """Losses and state of steps with different numbers of microbatches, an evaluation and documents between them."""
+    """Of steps with different numbers of microbatches, an evaluation and documents between them.
+
+    Returns: (losses, sums between ranks that had begun when the passes ended); the state; the number of recordings.
+    """
     engine = layouts(context, config)
     recorder = TapeRecorder()
     if recorded:
@@ -58,7 +61,14 @@ def _trained(context: Any, config: RunConfig, recorded: bool, beside: bool = Fal
         engine.executor.graphs = StageGraphs(recorder, shared=shared, overlap=beside, channel=channel)
         engine._training = replace(engine.plan.pipeline, ahead=int(beside)).lowered
         engine.optimizer._recorder = None if shared else recorder
-    losses = []
+    losses, pending, reducer = [], list[int](), engine.optimizer.reducer
+    finish = reducer.finish
+
+    def finished() -> None:
+        pending.append(len(reducer._pending) if engine.plan.sharing > 1 else 0)
+        finish()
+
+    reducer.finish = finished
     for step in range(STEPS):
         batches = microbatches(engine, step)
         if step == 3:
@@ -68,7 +78,7 @@ def _trained(context: Any, config: RunConfig, recorded: bool, beside: bool = Fal
             if config.mesh.pp == config.mesh.tp == 1:
                 batches = with_documents(batches)
         losses.append(engine.step(batches, 1e-2).read().loss)
-    return losses, held_state(engine), recorder.recordings
+    return (losses, pending), held_state(engine), recorder.recordings
 
 
 def _padded(engine: Any, step: int) -> list[Microbatch]:
@@ -196,6 +206,9 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "one rank, beside": (1, "llama", {"beside": True}),
     "one rank, fp8, full, beside": (1, "llama", {"fp8": True, "recompute": "full", "beside": True}),
     "dp 2, gpt2": (2, "gpt2", {}),
+    "dp 2, full": (2, "llama", {"recompute": "full"}),
+    "dp 2, zb_h1": (4, "llama", {"pp": 2, "schedule": "zb_h1"}),
+    "dp 2, zb_v, tied": (4, "gpt2", {"pp": 2, "schedule": "zb_v", "tied": True}),
     "dp 2, beside": (2, "llama", {"beside": True}),
     "tp 2, beside": (2, "llama", {"tp": 2, "sequence_parallel": True, "beside": True}),
     "1f1b": (2, "gpt2", {"pp": 2}),
@@ -205,7 +218,7 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 
 
-OFTEN = ["one rank, fp8, full, beside", "dp 2, fp8", "zb_v, tied", "tp 2, sequence parallel"]
+OFTEN = ["one rank, fp8, full, beside", "dp 2, fp8", "dp 2, zb_h1", "zb_v, tied", "tp 2, sequence parallel"]
 
 
 @pytest.mark.parametrize("case", soaked(LAYOUTS, but=OFTEN))
@@ -248,8 +261,8 @@ def _computed(ranks: int, config: RunConfig) -> Any:
 def _check_the_same_bits(ranks: int, config: RunConfig, *, beside: bool = False) -> None:
     computed = _computed(ranks, config)
     replayed = run_ranks(_trained, ranks, config, True, beside)
-    for (losses, state, none), (others, other_state, recordings) in zip(computed, replayed, strict=True):
-        assert others == losses and len(set(losses)) == len(losses)
+    for ((losses, pending), state, none), (others, other_state, recordings) in zip(computed, replayed, strict=True):
+        assert others == (losses, pending) and len(set(losses)) == len(losses)
         for key, values in state.items():
             assert torch.equal(values, other_state[key]), key
         assert recordings and not none
