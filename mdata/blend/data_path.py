@@ -76,8 +76,8 @@ def words_of_path(path: str | Path) -> list[str]:
 
 def is_many(path: str) -> bool:
     """Whether a path is a folder or a pattern; the name of a corpus, or an address, may have brackets in it, too."""
-    # os.path, because Path.is_dir raises for a name that is too long.
-    return os.path.isdir(path) or (has_magic(path) and address_of(path) is None and not _is_there(path))  # noqa: PTH112
+    # os.path, because Path.is_dir raises for a name that is too long; "" is this folder, as for Path.
+    return os.path.isdir(path or ".") or (has_magic(path) and address_of(path) is None and not _is_there(path))  # noqa: PTH112
 
 
 def _is_there(path: str) -> bool:
