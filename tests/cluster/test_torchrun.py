@@ -22,6 +22,7 @@ from tests.helpers.house_rules import ROOT
 from tests.helpers.processes import children_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config
+from trainer.checkpoint.folder import latest_checkpoint
 from trainer.config.parse import dump_config
 from trainer.config.sections import CheckpointSection, MeshSection, RunConfig, TrainSection
 from trainer.parallel.mesh import Mesh
@@ -114,7 +115,14 @@ def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, to
     killed = (1, 0) if ranks > 1 else (0,)
     nodes = torchrun(config, restarts=len(killed), ranks=ranks)
     for kills, node in enumerate(killed, 1):
-        _wait(nodes, lambda kills=kills: len(_starts(config)) == kills and len(_curve(config)) >= 7 * kills)
+        _wait(
+            nodes,
+            lambda kills=kills: (
+                len(_starts(config)) == kills
+                and len(_curve(config)) >= 7 * kills
+                and latest_checkpoint(Path(config.run.folder, "checkpoints")) is not None  # saved beside the steps
+            ),
+        )
         os.kill(_ranks(nodes[node])[-1], signal.SIGKILL)
     assert [node.wait(300) for node in nodes] == [0, 0], (tmp_path / "node-0.log").read_text()[-3000:]
     starts = _starts(config)
