@@ -70,23 +70,13 @@ def converse(
                 continue
             if not line.strip():
                 continue
-            said = ""
             try:
-                with stop_asked() as stop:
-                    for piece in answer([*turns, ("user", line)], stop):
-                        said += piece
-                        if not console.json:
-                            console.write(piece)
-                            console.flush()
+                said = _write_answer(console, answer, [*turns, ("user", line)])
             except MdataError as error:
                 if not interactive:
                     raise
                 console.error(str(error))
                 continue
-            if not console.json:
-                console.write("\n")
-            if stop.asked:
-                console.note("(stopped)")
             spoken += [("user", line), ("assistant", said)]
             turns = [*turns, *spoken[-2:]] if keeps else turns
     finally:  # a line that is refused loses no earlier answers
@@ -95,6 +85,24 @@ def converse(
             console.result("", {"messages": messages})
     if interactive and not console.json:
         console.write("\n")
+
+
+def _write_answer(
+    console: Console, answer: Callable[[Sequence[Turn], Stop], Iterator[str]], turns: Sequence[Turn]
+) -> str:
+    """Write the pieces of an answer as they come, and return all of it; Ctrl-C ends it early."""
+    said = ""
+    with stop_asked() as stop:
+        for piece in answer(turns, stop):
+            said += piece
+            if not console.json:
+                console.write(piece)
+                console.flush()
+    if not console.json:
+        console.write("\n")
+    if stop.asked:
+        console.note("(stopped)")
+    return said
 
 
 def _line(console: Console, interactive: bool) -> str | None:
