@@ -165,7 +165,8 @@ def _documents(
     if isinstance(kind, Document):
         from mdata.samples.single_document import DocumentSamples
 
-        return DocumentSamples(corpus, bounds, longer=kind.longer, options=rows, seed=seed, shuffle=shuffle)
+        chosen = {"extra_token": kind.extra_token, "longer": kind.longer}
+        return DocumentSamples(corpus, bounds, options=rows, seed=seed, shuffle=shuffle, **chosen)
     from mdata.samples.packed import PackingRule
 
     rule = PackingRule(sequence_length=options.sequence_length, extra_token=kind.extra_token, longer=kind.longer)

@@ -1,7 +1,8 @@
 """One document per row, in native order: shorter ones are padded, longer ones cut or left out.
 
 Sample k is one document, chosen by the permutation of the native order over the documents of the range; its position is
-looked up in the index. A longer document gives its first S + 1 tokens and the rest is not read. If longer ones are left
+looked up in the index. A longer document gives its first S + 1 tokens (S without the extra token) and the rest is not
+read. If longer ones are left
 out (and with them those of less than two tokens, which have nothing to predict), the documents are counted in blocks
 once, at opening: 8 bytes for 512 documents, and no stored order. Cutting needs no such pass; an empty document is then
 a row without loss.
@@ -15,6 +16,7 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError, counted
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.samples.base import NativelyOrdered, SamplePiece, pieces_of_runs, samples_at
+from mdata.samples.packed import LEAST
 from mdata.samples.rows import Gathered, RowOptions
 from mdata.samples.sample_options import Longer
 from mdata.util.arrays import Int64s, locate_all
@@ -32,7 +34,8 @@ class DocumentSamples(NativelyOrdered):
         options: tokens per sample, S, and which masks and positions its rows have.
         seed: the run's seed.
         shuffle: false for validation and test: file order, one pass.
-        longer: documents of more than S + 1 tokens are cut, or left out together with those of less than two.
+        extra_token: whether a sample reads one more token than S, so that its last token has a label.
+        longer: documents of more tokens than a sample reads are cut, or left out together with those of less than two.
 
     Raises:
         UsageError: no document is left.
@@ -45,6 +48,7 @@ class DocumentSamples(NativelyOrdered):
         *,
         options: RowOptions,
         seed: int,
+        extra_token: bool = True,
         shuffle: bool = True,
         longer: Longer = "cut",
     ) -> None:
@@ -52,7 +56,7 @@ class DocumentSamples(NativelyOrdered):
         self.options = options
         self.longer = longer
         self.first, self.last = documents
-        self._longest = options.sequence_length + 1
+        self._longest = options.sequence_length + int(extra_token)
         self._offsets = self._count_blocks() if longer == "drop" else None
         total = self.last - self.first if self._offsets is None else int(self._offsets[-1])
         if not total:
@@ -109,7 +113,7 @@ class DocumentSamples(NativelyOrdered):
     def _fits(self, first: int, last: int) -> np.ndarray:
         """bool[last - first]: which documents are neither too long nor too short."""
         count = self.corpus.gatherer.documents(np.arange(first, last))[1]
-        return (count >= 2) & (count <= self._longest)
+        return (count >= min(LEAST, self._longest)) & (count <= self._longest)
 
     def _kept_in(self, block: int, place: int) -> int:
         """The document at an index among those of a block that fit."""

@@ -169,16 +169,18 @@ def one_document(random: Random, folder: Path) -> set[str]:
     first, last = sorted(random.randint(0, len(layout.documents)) for _ in range(2))
     texts = layouts.document_tokens(layout.documents, tokens)[first:last]
     longer, shuffle, seed = random.choice(("cut", "drop")), random.random() < 0.7, random.randint(0, 3)
-    count = len(texts) if longer == "cut" else sum(2 <= len(text) <= layout.length + 1 for text in texts)
+    most, least = layout.length + layout.extra, min(2, layout.length + layout.extra)
+    count = len(texts) if longer == "cut" else sum(least <= len(text) <= most for text in texts)
     met = {longer, "shuffled" if shuffle else "one pass"} | ({"empty document"} if [] in texts else set())
     with Refused(count == 0):
         known = {"options": options, "seed": seed, "shuffle": shuffle, "longer": longer}
+        known["extra_token"] = bool(layout.extra)
         made = DocumentSamples(FileStream(folder / "x"), (first, last), **known)
     if count == 0:
         return met | {"refused"}
     assert made.num_samples == (None if shuffle else count)
     numbers = draw_numbers(random, count) if shuffle else list(range(count))[-SAMPLES:]
-    order = Native(seed, made.corpus.id, shuffle=shuffle)
+    order = Native(seed, made.corpus.id, layout.extra, shuffle)
     compare(made, {k: document_sample(k, texts, longer=longer, options=options, order=order) for k in numbers})
     return met
 

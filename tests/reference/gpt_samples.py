@@ -102,8 +102,8 @@ def document_sample(
     k: int, documents: Sequence[Sequence[int]], *, longer: str, options: RowOptions, order: Native
 ) -> Sample:
     """Return sample k of a range of documents, one of those that fit."""
-    most = options.sequence_length + 1
-    kept = [text for text in documents if longer == "cut" or 2 <= len(text) <= most]
+    most = options.sequence_length + order.extra
+    kept = [text for text in documents if longer == "cut" or min(2, most) <= len(text) <= most]
     place = k
     if order.shuffle:
         place = native_start(k, tokens=len(kept), length=1, extra=0, seed=order.seed, corpus_id=order.corpus_id)

@@ -13,6 +13,7 @@ from mdata.samples.rows import RowOptions
 from mdata.samples.single_document import DocumentSamples
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
+from tests.helpers.open_by_keys import open_by_keys
 
 LENGTHS = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=20)
 
@@ -69,3 +70,13 @@ def test_no_document_that_fits_is_refused(tmp_path):
         DocumentSamples(
             FileStream(tmp_path / "x"), (0, 3), options=RowOptions(sequence_length=4), seed=1, longer="drop"
         )
+
+
+def test_without_the_extra_token_the_last_label_is_missing(tmp_path):
+    write_pair(tmp_path / "x", [[3], [9], [4], [5]])
+    labels = {}
+    for extra in (True, False):
+        known = {"sequence_length": 4, "split": "whole", "kind": "document", "longer": "drop"}
+        data = open_by_keys(tmp_path / "x", **known, extra_token=extra)
+        labels[extra] = {int(data[k]["loss_mask"].sum()) for k in range(data.num_samples)}
+    assert labels == {True: {2, 3, 4}, False: {2, 3}}
