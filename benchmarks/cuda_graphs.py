@@ -164,6 +164,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "pp 2, zb_v, tied": (2, LLAMA | {"tie_embeddings": True}, {"pp": 2, "schedule": "zb_v"}),
     "pp 2, fp16": (2, LLAMA, {"pp": 2, "dtype": "fp16"}),
     "dp 2, fp16": (2, LLAMA, {"dtype": "fp16"}),
+    "dp 2, fp8": (2, LLAMA, {"fp8": "delayed"}),
+    "dp 2, fp8 current": (2, LLAMA, {"fp8": "current"}),
     "cp 2, fp16": (2, LLAMA, {"cp": 2, "dtype": "fp16"}),
     "tp 2, fp16": (2, LLAMA, {"tp": 2, **SP, "dtype": "fp16"}),
     "tp 2, sequence parallel, beside": (2, LLAMA, {"tp": 2, **SP, "overlap_passes": "on"}),
