@@ -19,8 +19,9 @@ import numpy as np
 from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.samples.packed import LEAST, PackedSamples, PackingRule, fitted
+from mdata.samples.packed import PackedSamples, PackingRule, fitted
 from mdata.samples.rows import Gathered
+from mdata.samples.sample_options import LEAST
 from mdata.util.arrays import Int64s
 
 LEVEL, PAIRS_LEVEL = "chat", "pairs"

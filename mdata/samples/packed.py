@@ -30,12 +30,11 @@ from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.progress import SILENT, Progress
 from mdata.samples.base import NativelyOrdered, SamplePiece, pieces_of_runs, samples_at
 from mdata.samples.rows import Gathered, RowOptions
-from mdata.samples.sample_options import PACKING_VERSION, Longer
+from mdata.samples.sample_options import LEAST, PACKING_VERSION, Longer
 from mdata.util.arrays import Int64s, ranges
 from mdata.util.pickling import PickledByArguments
 
 WINDOW = 1 << 18
-LEAST = 2  # a token and its label
 _MOST_TOKENS = 1 << 26
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mdata.samples.special_tokens import MaskedVocabulary
 
 LONGEST = 2**31 - 2  # of sequence_length: with its label a row is counted in 32 bits
+LEAST = 2  # tokens of a document that has a loss: a token and its label
 PACKING_VERSION = 1  # of the construction of packed rows
 MASKED_VERSION = 1  # of the rules of BERT and T5 and their draws
 CLASSIFY_VERSION = 1  # of the rules of labelled rows

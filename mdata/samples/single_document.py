@@ -16,9 +16,8 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError, counted
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.samples.base import NativelyOrdered, SamplePiece, pieces_of_runs, samples_at
-from mdata.samples.packed import LEAST
 from mdata.samples.rows import Gathered, RowOptions
-from mdata.samples.sample_options import Longer
+from mdata.samples.sample_options import LEAST, Longer
 from mdata.util.arrays import Int64s, locate_all
 
 _BLOCK = 512
