@@ -165,8 +165,10 @@ def _documents(
     if isinstance(kind, Document):
         from mdata.samples.single_document import DocumentSamples
 
-        chosen = {"extra_token": kind.extra_token, "longer": kind.longer}
-        return DocumentSamples(corpus, bounds, options=rows, seed=seed, shuffle=shuffle, **chosen)
+        extra, longer = kind.extra_token, kind.longer
+        return DocumentSamples(
+            corpus, bounds, options=rows, seed=seed, extra_token=extra, shuffle=shuffle, longer=longer
+        )
     from mdata.samples.packed import PackingRule
 
     rule = PackingRule(sequence_length=options.sequence_length, extra_token=kind.extra_token, longer=kind.longer)

@@ -173,9 +173,8 @@ def one_document(random: Random, folder: Path) -> set[str]:
     count = len(texts) if longer == "cut" else sum(least <= len(text) <= most for text in texts)
     met = {longer, "shuffled" if shuffle else "one pass"} | ({"empty document"} if [] in texts else set())
     with Refused(count == 0):
-        known = {"options": options, "seed": seed, "shuffle": shuffle, "longer": longer}
-        known["extra_token"] = bool(layout.extra)
-        made = DocumentSamples(FileStream(folder / "x"), (first, last), **known)
+        known = {"seed": seed, "extra_token": bool(layout.extra), "shuffle": shuffle, "longer": longer}
+        made = DocumentSamples(FileStream(folder / "x"), (first, last), options=options, **known)
     if count == 0:
         return met | {"refused"}
     assert made.num_samples == (None if shuffle else count)
