@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mdata import UsageError
 
@@ -56,18 +56,20 @@ def find_placement(env: Mapping[str, str]) -> Placement | None:
 
 
 def _started(env: Mapping[str, str]) -> Placement | None:
-    if "RANK" in env and "WORLD_SIZE" in env:
-        return Placement(
-            rank=_number(env, "RANK"),
-            world_size=_number(env, "WORLD_SIZE"),
-            local_rank=_number(env, "LOCAL_RANK", "0"),
-            local_world_size=_number(env, "LOCAL_WORLD_SIZE", "1"),
-        )
     # The script of an sbatch job and a shell of salloc also carry a job's size, but are one process: only a
     # step started by srun has SLURM_STEP_NUM_TASKS.
-    if "SLURM_PROCID" in env and ("SLURM_STEP_NUM_TASKS" in env or "SLURM_JOB_ID" not in env):
-        return _slurm_placement(env)
-    return None
+    in_step = "SLURM_PROCID" in env and ("SLURM_STEP_NUM_TASKS" in env or "SLURM_JOB_ID" not in env)
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return _slurm_placement(env) if in_step else None
+    rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+    if in_step and "LOCAL_RANK" not in env:  # a script sets RANK=$SLURM_PROCID; not all ranks are to share one GPU
+        return replace(_slurm_placement(env), rank=rank, world_size=size)
+    return Placement(
+        rank=rank,
+        world_size=size,
+        local_rank=_number(env, "LOCAL_RANK", "0"),
+        local_world_size=_number(env, "LOCAL_WORLD_SIZE", "1"),
+    )
 
 
 def launcher_holds_store(env: Mapping[str, str]) -> bool:

@@ -29,6 +29,14 @@ def test_torchrun_wins_inside_a_slurm_job():
     assert place is not None and place.rank == 5
 
 
+def test_a_script_that_sets_rank_under_srun_keeps_slurms_local_rank():
+    """Without LOCAL_RANK each rank would take the first GPU of its machine."""
+    place = find_placement({**STEP, "RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "head", "MASTER_PORT": "77"})
+    assert place == Placement(
+        rank=3, world_size=8, local_rank=1, local_world_size=8, init_method="tcp://head:77", own_device=True
+    )
+
+
 def test_a_rank_beyond_the_last_one_is_refused():
     """It would wait for others until the end of run.join_minutes."""
     with pytest.raises(UsageError, match=r"rank 5 of 2\s+expected: a rank from 0 to 1"):
