@@ -35,7 +35,7 @@ from mdata.manifest.types import BlockHashes, CorpusManifest, Level, Shard, Stat
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.tokenizer import Tokenizer
 from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 from mdata.util.arrays import Int64s
 
 _DOCUMENTS_AT_ONCE = 1 << 18
@@ -218,8 +218,20 @@ def _load_existing(path: Path) -> CorpusManifest | None:
 def _write_manifest(
     prefix: Path, made: CorpusManifest, tokenizer: Tokenizer | None, content: _Content | None, progress: Progress
 ) -> Adopted:
-    """Write the new facts, merged with those of an existing manifest."""
+    """Write the new facts, merged with those of an existing manifest, one process at a time."""
     path = manifest_path(prefix)
+    with os_errors_named(f"adopting {prefix}"), file_lock.wait_for(path.with_name(f".{path.name}.lock")):
+        return _merge_and_write(path, prefix, made, tokenizer, content, progress)
+
+
+def _merge_and_write(
+    path: Path,
+    prefix: Path,
+    made: CorpusManifest,
+    tokenizer: Tokenizer | None,
+    content: _Content | None,
+    progress: Progress,
+) -> Adopted:
     there = _load_existing(path)
     if there is not None:
         made = _with_sidecars_of(there, made)
@@ -286,8 +298,7 @@ def _without_notes(manifest: CorpusManifest) -> CorpusManifest:
 
 
 def _write_sidecars(prefix: Path, tokenizer: Tokenizer | None, *, content: _Content | None, shard: Shard) -> None:
-    with os_errors_named(f"adopting {prefix}"):
-        if content is not None and shard.blocks:
-            atomic_io.atomic_write(path_inside(manifest_path(prefix), shard.blocks.path), content.block_hashes)
-        if tokenizer is not None and tokenizer.files:
-            write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)
+    if content is not None and shard.blocks:
+        atomic_io.atomic_write(path_inside(manifest_path(prefix), shard.blocks.path), content.block_hashes)
+    if tokenizer is not None and tokenizer.files:
+        write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)

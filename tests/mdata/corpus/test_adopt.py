@@ -6,6 +6,9 @@ import errno
 import json
 import os
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -18,6 +21,7 @@ import mdata
 from mdata.corpus.adopt import adopt, length_histogram
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
+from mdata.util import atomic_io
 from tests.conftest import ROOT
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
@@ -57,6 +61,28 @@ def test_full_adoption_knows_everything(prefix):
         == np.bincount([len(corpus.document(i)).bit_length() for i in range(3)]).tolist()
     )
     assert mdata.verify(prefix, full=True).problems == ()
+
+
+def test_two_at_once_complete_each_other(prefix, monkeypatch):
+    """One reads every token, one names the tokenizer; the second comes while the first writes."""
+    writing, sync = threading.Event(), atomic_io.sync
+
+    def slow_sync(fd: int) -> None:
+        sync(fd)
+        if not writing.is_set():
+            writing.set()
+            time.sleep(0.3)  # for the other to catch up, if nothing holds it
+
+    monkeypatch.setattr(atomic_io, "sync", slow_sync)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(adopt, prefix, None, full=True)
+        assert writing.wait(10)
+        second = pool.submit(adopt, prefix, TOKENIZER).result()
+        assert first.result().manifest.tokenizer is None
+    assert second.manifest.verified and second.manifest.tokenizer
+    assert_valid(second.path)
+    assert mdata.verify(prefix, full=True).problems == ()
+    assert not [name for name in names(prefix.parent) if name.startswith(".")]
 
 
 def test_what_was_adopted_is_what_preprocess_would_have_written(tmp_path):
