@@ -11,6 +11,7 @@ first counts the texts in which each n-gram occurs, and ignores frequent ones.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec, in_members
 
 COUNTS = ".counts"  # the folder of compat's first pass, below the output
+_STOP = re.compile("[.!?]")  # ends a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +243,8 @@ def split_text(text: str, passages: Sequence[tuple[int, int]], rules: Decontamin
         before = max(start, begin - rules.margin)
         stop = max(text.rfind(mark, start, before + 1) for mark in ".!?") + 1
         pieces.append(text[start:stop])
-        ends = [place for mark in ".!?" if (place := text.find(mark, end + rules.margin)) >= 0]
-        start = min(ends) + 1 if ends else len(text)
+        following = _STOP.search(text, end + rules.margin)
+        start = following.end() if following else len(text)
     pieces.append(text[start:])
     return [piece for piece in pieces if len(piece) > rules.min_characters]
 

@@ -237,6 +237,13 @@ def test_what_it_refuses(tmp_path):
         _core.NgramIndex(["\ud800"], 2, 1)
 
 
+@pytest.mark.timeout(10)
+def test_many_passages_in_a_text_without_a_question_take_no_quadratic_time():
+    count, sentence = 32_000, "\u0436" * 500 + "."
+    passages = [(501 * number + 250, 501 * number + 260) for number in range(count)]
+    assert split_text(sentence * count, passages, DecontaminateRules(against=("a",))) == []
+
+
 def test_a_phrase_of_many_items_takes_no_quadratic_time():
     items = [f"answer the question in one word please now {number}" for number in range(20_000)]
     index = _core.NgramIndex(items, 8, 8)
