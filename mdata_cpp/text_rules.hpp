@@ -525,9 +525,11 @@ enum class C4Verdict : std::uint8_t { kept, lorem_ipsum, curly_bracket, too_few_
 // ASCII lower case, and the Kelvin sign, the only other character whose lower case is ASCII.
 inline void append_lower(std::string_view line, std::string& lower) {
     constexpr std::string_view kelvin = "\xE2\x84\xAA";
-    lower = line;
+    lower.clear();
+    for (std::size_t sign = 0; (sign = line.find(kelvin)) != std::string_view::npos; line.remove_prefix(sign + kelvin.size()))
+        lower.append(line.substr(0, sign)) += 'k';
+    lower += line;
     for (char& c : lower) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
-    for (std::size_t at = 0; (at = lower.find(kelvin, at)) != std::string::npos;) lower.replace(at, kelvin.size(), "k");
 }
 
 inline std::string without_citations(std::string_view line) {

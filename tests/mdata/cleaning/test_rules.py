@@ -128,6 +128,12 @@ def test_what_is_no_text_has_no_measures():
         _core.gopher_measures(["abc"], [], [np.array([1, 4])])
 
 
+@pytest.mark.timeout(10)
+def test_kelvin_signs_take_linear_time():
+    text = "\u212a " * 400_000 + "use coo\u212aies."
+    assert rules.c4_texts([text, text[:-13] + "."], rules.C4Rules(min_sentences=1))[1] == ["c4-min-sentences", ""]
+
+
 def test_a_text_that_repeats_itself_endlessly_takes_linear_time():
     text = "ab " * 200_000
     assert _core.repetition_measures([text])[0][-1] > 0.6
