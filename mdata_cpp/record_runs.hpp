@@ -165,14 +165,20 @@ private:
     bool any_ = false;
 };
 
+// A document of the same group as `document`, not after it; itself: it is the first.
+inline std::int64_t parent_of(std::span<const std::int64_t> parents, std::int64_t document) {
+    const std::int64_t parent = parents[static_cast<std::size_t>(document)];
+    if (parent < 0 || parent > document) throw std::out_of_range("a parent comes after its child");
+    return parent;
+}
+
 // The first document of the group of each (Galler and Fischer 1964): joins the groups of both ends of each edge.
 inline void join_groups(std::span<std::int64_t> parents, std::span<const std::uint64_t> edges) {
     const auto root = [&](std::uint64_t document) {
         auto at = static_cast<std::int64_t>(document);
-        while (parents[static_cast<std::size_t>(at)] != at) {
-            auto& parent = parents[static_cast<std::size_t>(at)];
-            parent = parents[static_cast<std::size_t>(parent)];
-            at = parent;
+        for (std::int64_t parent = 0; (parent = parent_of(parents, at)) != at; at = parent) {
+            parent = parent_of(parents, parent);
+            parents[static_cast<std::size_t>(at)] = parent;
         }
         return at;
     };
@@ -186,12 +192,8 @@ inline void join_groups(std::span<std::int64_t> parents, std::span<const std::ui
 
 // Replaces each parent by its root. A parent never comes after its child, so one pass is enough.
 inline void flatten_groups(std::span<std::int64_t> parents) {
-    for (std::size_t document = 0; document < parents.size(); ++document) {
-        const std::int64_t parent = parents[document];
-        if (parent < 0 || static_cast<std::size_t>(parent) > document)
-            throw std::out_of_range("a parent comes after its child");
-        parents[document] = parents[static_cast<std::size_t>(parent)];
-    }
+    for (std::size_t document = 0; document < parents.size(); ++document)
+        parents[document] = parents[static_cast<std::size_t>(parent_of(parents, static_cast<std::int64_t>(document)))];
 }
 
 // Sorted words of a file.

@@ -136,6 +136,7 @@ inline std::vector<std::int64_t> repeated_ranges(std::span<const std::uint8_t> t
     if (!ends.empty() && (!std::is_sorted(ends.begin(), ends.end()) || ends.front() < 0 ||
                           static_cast<std::size_t>(ends.back()) > text.size()))
         throw std::invalid_argument("documents end one after the other, inside the text");
+    if (length > text.size()) return {};
     const std::vector<Index> suffixes = suffix_array(text);
     std::vector<bool> repeats(text.size());  // whether a whole substring begins there that repeats an earlier one
     std::vector<bool> is_rest(text.size());  // of a substring that overlaps with the earliest

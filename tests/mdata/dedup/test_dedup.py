@@ -336,6 +336,9 @@ def test_records_are_joined_over_runs(tmp_path):
     assert parents[12] == parents[10] == 0 and parents[11] == 11
     with pytest.raises(IndexError):
         _core.join_groups(parents, np.array([[0, 13]], np.uint64))
+    for wrong in ([1, 1], [-1, 1], [2**62, 1], [-(2**62), 1]):
+        with pytest.raises(IndexError, match="after its child"):
+            _core.join_groups(np.array(wrong), np.array([[0, 1]], np.uint64))
 
 
 @pytest.mark.parametrize("name", ["main", "second"])

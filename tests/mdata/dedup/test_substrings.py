@@ -49,6 +49,8 @@ def test_hostile_arguments_are_refused():
         with pytest.raises(ValueError, match=r"."):
             _core.repeated_ranges(b"abc", np.array(ends), length)
     assert _core.repeated_ranges(b"", np.array([], np.int64), 3).tolist() == []
+    for length in (4, 2**31, 2**63 - 1, 2**63 + 5, 2**64 - 1):
+        assert _core.repeated_ranges(b"aaa", np.array([3]), length).tolist() == []
 
 
 def _written(folder: Path) -> list[dict[str, str]]:
