@@ -30,7 +30,7 @@ const mh::NormalForm& normal_form() {
 
 // (the normal forms joined, where each ends, keys [n, bands], whether each has an n-gram)
 py::tuple sign(const mh::Signer& signer, const py::list& texts) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     std::string forms;
     std::vector<std::int64_t> ends;
     std::vector<std::uint64_t> keys(views.size() * signer.bands());
@@ -71,7 +71,7 @@ py::array minima(const mh::Signer& signer, const Words& hashes) {
 
 // (the sorted distinct hashes of the n-grams of each text, one after the other, where each ends)
 py::tuple ngram_sets(const mh::Signer& signer, const py::list& texts) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     std::vector<std::uint64_t> all;
     std::vector<std::int64_t> ends;
     {

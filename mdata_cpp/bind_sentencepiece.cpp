@@ -18,7 +18,7 @@ std::string folded(std::string_view text) {
 }
 
 sp::Facts facts_of(const py::list& pieces, const Array<float>& scores, std::string_view kinds, sp::TextRules rules) {
-    const auto texts = utf8_of(pieces);
+    const Utf8Texts texts(pieces);
     const auto values = view(scores);
     if (texts.size() != values.size() || texts.size() != kinds.size())
         throw std::invalid_argument("a score and a kind are expected for every piece");
@@ -61,7 +61,7 @@ class SentencePiece {
               {std::string(charsmap), {}, add_dummy_prefix, remove_extra_whitespaces, whitespace_as_suffix})) {}
 
     py::tuple encode(const py::list& texts) {
-        const auto views = utf8_of(texts);
+        const Utf8Texts views(texts);
         Int64s lengths(static_cast<py::ssize_t>(views.size()));
         const auto out = mutable_view(lengths);
         std::vector<std::int32_t> ids;

@@ -29,7 +29,7 @@ void read_words(std::string_view text, const Given& given, std::size_t number, s
                                        static_cast<std::uint32_t>(spans.data()[2 * word + 1])));
 }
 
-void check_given(const std::vector<std::string_view>& texts, const Given& given) {
+void check_given(std::span<const std::string_view> texts, const Given& given) {
     if (!given) return;
     if (given->size() != texts.size()) throw std::invalid_argument("an array of words for each text");
     for (std::size_t number = 0; number < texts.size(); ++number) {
@@ -50,7 +50,7 @@ py::array reshaped(std::vector<double>&& values, std::size_t columns) {
 }
 
 py::array gopher(const py::list& texts, const std::vector<std::string>& stop_words, const Given& given) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     check_given(views, given);
     std::vector<double> measures(views.size() * tx::kGopher);
     {
@@ -65,7 +65,7 @@ py::array gopher(const py::list& texts, const std::vector<std::string>& stop_wor
 }
 
 py::array repetition(const py::list& texts, const Given& given) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     check_given(views, given);
     std::vector<double> measures(views.size() * tx::Repetition::kMeasures);
     {
@@ -81,7 +81,7 @@ py::array repetition(const py::list& texts, const Given& given) {
 }
 
 py::array fineweb(const py::list& texts, std::size_t short_line, const Given& given) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     check_given(views, given);
     std::vector<double> measures(views.size() * tx::kFineWeb);
     {
@@ -98,7 +98,7 @@ py::array fineweb(const py::list& texts, std::size_t short_line, const Given& gi
 
 // (the verdict of each text, the text without the lines that fall)
 py::tuple c4(const py::list& texts, const tx::C4& rules) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     std::vector<std::uint8_t> verdicts(views.size());
     std::vector<std::string> kept(views.size());
     {
@@ -111,7 +111,7 @@ py::tuple c4(const py::list& texts, const tx::C4& rules) {
 
 template <typename Measure>
 mdata::Int64s numbers_of(const py::list& texts, Measure measure) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     std::vector<std::int64_t> numbers;
     numbers.reserve(views.size());
     {
@@ -122,7 +122,7 @@ mdata::Int64s numbers_of(const py::list& texts, Measure measure) {
 }
 
 std::vector<std::string> collapsed(const py::list& texts) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     std::vector<std::string> results;
     const py::gil_scoped_release unlocked;
     for (const std::string_view text : views) results.push_back(tx::collapsed(text));
@@ -131,7 +131,7 @@ std::vector<std::string> collapsed(const py::list& texts) {
 
 // [m, 4]: the number of the text, [begin, end) in characters, whether a line before has "<"
 py::array doubtful_lines(const py::list& texts) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     std::vector<std::int64_t> rows;
     {
         const py::gil_scoped_release unlocked;
@@ -149,9 +149,7 @@ py::array doubtful_lines(const py::list& texts) {
 
 // [n, 2], the [begin, end) of each word in bytes
 py::array word_spans(const py::str& text) {
-    py::list one;
-    one.append(text);
-    const std::string_view view = mdata::utf8_of(one)[0];
+    const std::string_view view = mdata::utf8_of(text);
     std::vector<std::int64_t> spans;
     {
         const py::gil_scoped_release unlocked;
@@ -165,7 +163,7 @@ py::array word_spans(const py::str& text) {
 
 // (spans [m, 3]: text, [begin, end) in characters; items [k, 2]: text, item)
 py::tuple match_ngrams(const tx::NgramIndex& index, const py::list& texts) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     std::vector<std::int64_t> spans, items;
     {
         const py::gil_scoped_release unlocked;
@@ -188,9 +186,7 @@ py::tuple match_ngrams(const tx::NgramIndex& index, const py::list& texts) {
 
 // (words joined by newlines, where each begins in the text in lower case)
 py::tuple openwebtext_words(const py::str& text) {
-    py::list one;
-    one.append(text);
-    const std::string_view view = mdata::utf8_of(one)[0];
+    const std::string_view view = mdata::utf8_of(text);
     std::string words;
     std::vector<std::int64_t> begins;
     {
@@ -239,7 +235,7 @@ void bind_text_rules(py::module_& module) {
     module.def("collapsed", &collapsed, py::arg("texts"));
     py::class_<tx::NgramIndex>(module, "NgramIndex")
         .def(py::init([](const py::list& items, std::size_t most, std::size_t least) {
-                 const auto views = utf8_of(items);
+                 const Utf8Texts views(items);
                  const py::gil_scoped_release unlocked;
                  return std::make_unique<tx::NgramIndex>(views, most, least);
              }),

@@ -19,38 +19,36 @@ namespace {
 namespace py = pybind11;
 namespace wp = mdata::wordpiece;
 
-// Texts and their values; views of the UTF-8 of the keys, valid as long as the dict is.
-std::vector<wp::Item> items_of(const py::dict& values) {
-    std::vector<std::int32_t> numbers;
-    py::list texts;
-    for (const auto& [text, value] : values) {
-        texts.append(text);
-        numbers.push_back(value.cast<std::int32_t>());
+// The keys of a dict, str or bytes, as views with their values. The keys are kept: see Utf8Texts.
+struct Items {
+    explicit Items(const py::dict& values) : keys(values) {
+        for (const auto& [key, value] : values) {
+            const bool is_bytes = py::isinstance<py::bytes>(key);
+            views.push_back({is_bytes ? key.cast<std::string_view>() : mdata::utf8_of(key), value.cast<std::int32_t>()});
+        }
     }
-    std::vector<wp::Item> items;
-    items.reserve(numbers.size());
-    for (const std::string_view text : mdata::utf8_of(texts)) items.push_back({text, numbers[items.size()]});
-    return items;
-}
+
+    py::list keys;
+    std::vector<wp::Item> views;
+};
 
 using Flags = std::array<bool, 4>;
 
 std::unique_ptr<wp::Encoder> make(const py::dict& vocabulary, const py::dict& added, std::int32_t unknown,
                                   std::string prefix, std::uint64_t most_chars, const Flags& treatment) {
-    const auto entries = items_of(vocabulary);
-    const auto tokens = items_of(added);
-    for (const wp::Item& entry : entries)
+    const Items entries(vocabulary), tokens(added);
+    for (const wp::Item& entry : entries.views)
         if (entry.value < 0) throw std::invalid_argument("an entry of the vocabulary has a negative id");
     const std::uint64_t most = std::min<std::uint64_t>(most_chars, std::numeric_limits<std::uint32_t>::max());
     const wp::Settings settings{std::move(prefix), static_cast<std::size_t>(most), unknown,
                                 {treatment[0], treatment[1], treatment[2], treatment[3]}};
     const py::gil_scoped_release unlocked;
-    return std::make_unique<wp::Encoder>(entries, tokens, settings);
+    return std::make_unique<wp::Encoder>(entries.views, tokens.views, settings);
 }
 
 py::tuple encode(const wp::Encoder& encoder, const py::list& texts, const std::vector<std::int32_t>& before,
                  const std::vector<std::int32_t>& after) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     wp::Batch batch;
     {
         const py::gil_scoped_release unlocked;
@@ -61,21 +59,18 @@ py::tuple encode(const wp::Encoder& encoder, const py::list& texts, const std::v
 }
 
 std::unique_ptr<wp::Trie> make_trie(const py::dict& ids) {
-    std::vector<wp::Item> items;
+    const Items tokens(ids);
     std::vector<bool> has_entry(256);
-    for (const auto& [token, id] : ids) {
-        items.push_back({token.cast<std::string_view>(), id.cast<std::int32_t>()});
-        const std::string_view text = items.back().text;
-        if (text.size() == 1) has_entry[static_cast<unsigned char>(text[0])] = true;
-    }
+    for (const wp::Item& token : tokens.views)
+        if (token.text.size() == 1) has_entry[static_cast<unsigned char>(token.text[0])] = true;
     if (std::find(has_entry.begin(), has_entry.end(), false) != has_entry.end())
         throw std::invalid_argument("a byte has no entry");
     const py::gil_scoped_release unlocked;
-    return std::make_unique<wp::Trie>(items);
+    return std::make_unique<wp::Trie>(tokens.views);
 }
 
 py::tuple encode_longest(const wp::Trie& trie, const py::list& texts) {
-    const auto views = mdata::utf8_of(texts);
+    const mdata::Utf8Texts views(texts);
     std::vector<std::int32_t> ids;
     std::vector<std::int64_t> lengths;
     {

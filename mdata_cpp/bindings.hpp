@@ -42,19 +42,32 @@ Array<T> as_array(std::vector<T>&& values) {
     return Array<T>(size, data, owner);
 }
 
-// The UTF-8 of each text of a list of str, valid as long as the list is. Python keeps the UTF-8 of a str beside it.
+// The UTF-8 of a str, which Python keeps beside it.
 // Raises TypeError for anything that is no str, UnicodeEncodeError for a lone surrogate.
-inline std::vector<std::string_view> utf8_of(const pybind11::list& texts) {
-    std::vector<std::string_view> views;
-    views.reserve(texts.size());
-    for (const pybind11::handle text : texts) {
-        Py_ssize_t size = 0;
-        const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
-        if (data == nullptr) throw pybind11::error_already_set();
-        views.emplace_back(data, static_cast<std::size_t>(size));
-    }
-    return views;
+inline std::string_view utf8_of(pybind11::handle text) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (data == nullptr) throw pybind11::error_already_set();
+    return {data, static_cast<std::size_t>(size)};
 }
+
+// That of each text of a list. The texts are kept: another thread may change the list while the GIL is free.
+class Utf8Texts {
+public:
+    explicit Utf8Texts(const pybind11::list& texts) : texts_(texts) {
+        views_.reserve(texts_.size());
+        for (const pybind11::handle text : texts_) views_.push_back(utf8_of(text));
+    }
+
+    std::size_t size() const { return views_.size(); }
+    std::string_view operator[](std::size_t number) const { return views_[number]; }
+    auto begin() const { return views_.begin(); }
+    auto end() const { return views_.end(); }
+
+private:
+    pybind11::tuple texts_;
+    std::vector<std::string_view> views_;
+};
 
 void bind_megatron_blend(pybind11::module_& module);
 void bind_files(pybind11::module_& module);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -69,3 +71,15 @@ def test_arrays_are_not_converted_silently():
 def test_results_survive_their_object():
     values = _core.Permutation(10, 1, 2).forward(np.arange(10))
     assert sorted(values) == list(range(10))
+
+
+def test_another_thread_may_change_the_list_whose_texts_are_read():
+    made = [[f"{number} " * 30_000 for number in range(200)] for _ in range(2)]
+    counts = []
+    reader = threading.Thread(target=lambda: counts.append(_core.word_counts(made[0])))
+    reader.start()
+    time.sleep(0.005)
+    made[0].clear()
+    others = ["x" * 150_000 for _ in range(200)]  # in the memory that the texts had
+    reader.join()
+    assert np.array_equal(counts[0], _core.word_counts(made[1])) and len(others) == 200
