@@ -36,10 +36,18 @@ void check_given(std::span<const std::string_view> texts, const Given& given) {
         tx::check_size(texts[number]);
         const auto& spans = (*given)[number];
         if (spans.ndim() != 2 || spans.shape(1) != 2) throw std::invalid_argument("words as [begin, end)");
-        const auto size = static_cast<std::int64_t>(texts[number].size());
+        const std::string_view text = texts[number];
+        const auto size = static_cast<std::int64_t>(text.size());
+        const auto is_border = [&](std::int64_t place) {
+            return place == size || (static_cast<unsigned char>(text[static_cast<std::size_t>(place)]) & 0xC0) != 0x80;
+        };
+        std::int64_t last_end = 0;
         for (py::ssize_t word = 0; word < spans.shape(0); ++word) {
             const std::int64_t begin = spans.at(word, 0), end = spans.at(word, 1);
             if (begin < 0 || begin >= end || end > size) throw std::out_of_range("a word outside of its text");
+            if (begin < last_end) throw std::invalid_argument("a word begins before the last one ended");
+            if (!is_border(begin) || !is_border(end)) throw std::invalid_argument("a word begins or ends inside a character");
+            last_end = end;
         }
     }
 }

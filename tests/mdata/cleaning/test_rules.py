@@ -126,6 +126,12 @@ def test_what_is_no_text_has_no_measures():
         _core.gopher_measures(["abc"], [], [])
     with pytest.raises(ValueError, match="begin, end"):
         _core.gopher_measures(["abc"], [], [np.array([1, 4])])
+    for words in ([[0, 2], [1, 3]], [[2, 3], [0, 1]]):
+        with pytest.raises(ValueError, match="before the last one ended"):
+            _core.gopher_measures(["abc"], [], [np.array(words)])
+    for word in ([1, 3], [0, 2], [2, 3], [2, 4]):
+        with pytest.raises(ValueError, match="inside a character"):
+            _core.gopher_measures(["\u4e2d\u6587"], [], [np.array([word])])
 
 
 @pytest.mark.timeout(10)
