@@ -8,11 +8,13 @@ signed URL or a header; kind, status and the server's error code are.
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -59,18 +61,61 @@ _SECRETS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 def open_store(address: Address) -> ObjectStore:
     """A connection to the place of an address. It may be used by several threads.
 
+    To make one takes certificates, a connection and often credentials from a server, so that calls with the same
+    settings get the same one.
+
     Raises:
         UsageError: obstore is not installed, or what is configured is wrong.
     """
     try:
-        from obstore.store import HTTPStore, from_url
+        import obstore.store  # noqa: F401
     except ImportError:
         raise UsageError(
             f"{address} is in object storage, which needs the library obstore", fix=install_command("objects")
         ) from None
-    how: dict[str, Any] = {
-        "client_options": {"timeout": timedelta(seconds=TIMEOUT_S), "connect_timeout": timedelta(seconds=5)},
-        "retry_config": {
+    place = f"{address.scheme}://{address.place}"
+    with named_errors(address):
+        if address.scheme in ("http", "https"):
+            return _connected(place, {}, {"allow_http": address.scheme == "http"})
+        if address.scheme == "hf":
+            from mdata.object_storage.hub import hub_options, hub_url
+
+            return _connected(hub_url(address), {}, hub_options())
+        config = aws_config(os.environ) if address.scheme == "s3" else {}
+        options: dict[str, Any] = {"proxy_url": guard_of(place, os.environ).url}
+        endpoints = (config.get("endpoint", ""), *(os.environ.get(name, "") for name in _AZURE_ENDPOINTS))
+        if any(endpoint.startswith("http://") for endpoint in endpoints) or "EMULATOR" in " ".join(os.environ):
+            options["allow_http"] = True
+        if address.scheme == "gs" or "credential_provider" in config:  # other keys may be in a file that it reads
+            return _made(place, config, options)
+        return _connected(place, config, options)
+
+
+def _connected(url: str, config: Mapping[str, Any], options: Mapping[str, Any]) -> ObjectStore:
+    """A store, made once for these settings. obstore reads more of them, such as keys, from the environment."""
+    waits = (TIMEOUT_S, RETRIES, FIRST_WAIT_S)
+    # A fork does not have the threads of its parent's stores.
+    return _kept(url, json.dumps([config, options]), waits, tuple(sorted(os.environ.items())), os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _kept(url: str, settings: str, *_: object) -> ObjectStore:
+    return _made(url, *json.loads(settings))
+
+
+def _made(url: str, config: Mapping[str, Any], options: Mapping[str, Any]) -> ObjectStore:
+    from obstore.store import HTTPStore, from_url
+
+    make: Any = HTTPStore.from_url if url.startswith("http") else from_url
+    store: ObjectStore = make(
+        url,
+        **config,
+        client_options={
+            "timeout": timedelta(seconds=TIMEOUT_S),
+            "connect_timeout": timedelta(seconds=5),
+            **options,
+        },
+        retry_config={
             "max_retries": RETRIES,
             "retry_timeout": timedelta(seconds=60),
             "backoff": {
@@ -79,22 +124,8 @@ def open_store(address: Address) -> ObjectStore:
                 "base": 2,
             },
         },
-    }
-    with named_errors(address):
-        if address.scheme in ("http", "https"):
-            how["client_options"]["allow_http"] = address.scheme == "http"
-            return HTTPStore.from_url(f"{address.scheme}://{address.place}", **how)
-        if address.scheme == "hf":
-            from mdata.object_storage.hub import hub_options, hub_url
-
-            how["client_options"] |= hub_options()
-            return HTTPStore.from_url(hub_url(address), **how)
-        config = aws_config(os.environ) if address.scheme == "s3" else {}
-        how["client_options"]["proxy_url"] = guard_of(f"{address.scheme}://{address.place}", os.environ).url
-        endpoints = (config.get("endpoint", ""), *(os.environ.get(name, "") for name in _AZURE_ENDPOINTS))
-        if any(endpoint.startswith("http://") for endpoint in endpoints) or "EMULATOR" in " ".join(os.environ):
-            how["client_options"]["allow_http"] = True
-        return from_url(f"{address.scheme}://{address.place}", **config, **how)
+    )
+    return store
 
 
 def aws_config(environment: Mapping[str, str]) -> dict[str, Any]:

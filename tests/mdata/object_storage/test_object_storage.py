@@ -234,3 +234,26 @@ def test_a_profile_is_read_as_the_aws_tools_do(tmp_path):
     assert stores.aws_config({"HOME": str(tmp_path)}) == {}
     given = {"HOME": str(tmp_path), "AWS_PROFILE": "me", "AWS_ACCESS_KEY_ID": "x", "AWS_REGION": "y"}
     assert stores.aws_config(given) == {"endpoint": "http://e"}
+
+
+def test_calls_share_a_connection_until_a_setting_changes(bucket, monkeypatch, tmp_path):
+    def store(key="x"):
+        return stores.open_store(parse_address(f"{bucket}/{key}"))
+
+    first = store()
+    assert store("y") is first
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)  # as in a fork, which has none of the threads
+        assert store() is not first
+    assert store() is first
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
+    assert store() is not first
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    seen = [first]
+    for key in ("one", "two"):  # keys that are replaced in a file
+        (tmp_path / ".aws").mkdir(exist_ok=True)
+        (tmp_path / ".aws/credentials").write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
+        seen.append(store())
+        assert store() is seen[-1]
+    assert len(set(map(id, seen))) == 3
