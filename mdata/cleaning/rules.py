@@ -219,7 +219,7 @@ def _reasons(step: str, measures: Measures, limits: Sequence[_Limit], rules: Any
 
 
 def check_rules(step: str, rules: Any) -> None:
-    """Refuse thresholds that are not numbers or that no text can meet, and step length without a threshold.
+    """Refuse thresholds that are not numbers or that no text can meet, a negative short_line, and no threshold at all.
 
     Raises:
         UsageError: names the option.
@@ -232,6 +232,9 @@ def check_rules(step: str, rules: Any) -> None:
         if highest is not None and 0 <= highest < value:
             problem = f"--{_option(step, name)} is {value:g}, above --{_option(step, name.replace('min', 'max', 1))}"
             raise UsageError(problem, found=f"{highest:g}", fix="exchange them, or switch one off with -1")
+    if isinstance(rules, FineWebRules) and rules.short_line < 0:
+        fix = f"--{_option(step, 'max_short_lines')} -1 switches the rule off"
+        raise UsageError(f"--{_option(step, 'short_line')} is {rules.short_line}", expected="0 or more", fix=fix)
     if isinstance(rules, LengthRules) and max(values.values()) < 0:
         options = " or ".join(f"--{_option(step, name)}" for name in ("min_words", "max_characters"))
         raise UsageError(f"step {step} has no limit", fix=f"give one, such as {options}")

@@ -145,6 +145,9 @@ def test_thresholds_that_remove_nothing_or_everything_are_refused(tmp_path, monk
     )
     assert mdata.main([*words, "gopher", "--gopher-max-words", "10"]) == 2
     assert "--gopher-min-words is 50, above --gopher-max-words\n  found: 10\n" in capsys.readouterr().err
+    assert mdata.main([*words, "fineweb", "--fineweb-short-line", "-1"]) == 2
+    expected = "--fineweb-short-line is -1\n  expected: 0 or more\n  try: --fineweb-max-short-lines -1 switches the"
+    assert expected in capsys.readouterr().err
     assert not Path("o").exists()
     assert mdata.main([*words, "gopher", "--gopher-max-words", "10", "--gopher-min-words", "-1"]) == 0
 
