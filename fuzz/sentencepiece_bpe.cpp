@@ -75,7 +75,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     std::string prepared, back;
     sp::Preparer(facts.rules).prepare(text, prepared);
-    sp::BpeEncoder encoder(facts, 2);
+    sp::BpeEncoder encoder(std::make_shared<const sp::Model>(facts), 2);
     const std::vector<std::int32_t> ids = encoded(encoder, text);
     encoded(encoder, text.substr(text.size() / 2));
     REQUIRE(encoded(encoder, text) == ids);

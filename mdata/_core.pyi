@@ -479,9 +479,9 @@ class GreedyTrie:
         """The ids of all texts, and the number of ids of each. UnicodeEncodeError for a lone surrogate."""
 
 class SentencePiece:
-    """BPE of a SentencePiece model, with a word cache in bounded memory. See mdata_cpp/sentencepiece.hpp.
+    """BPE of a SentencePiece model. See mdata_cpp/sentencepiece.hpp.
 
-    An object serves one caller at a time; others wait.
+    Threads may encode at the same time; each has a word cache of its own, in bounded memory.
 
     Args:
         pieces, scores, kinds: of each id its text (blanks as U+2581), score, and kind as in the model file (1 to 6).

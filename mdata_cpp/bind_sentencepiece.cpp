@@ -1,6 +1,4 @@
 // Python bindings of sentencepiece.hpp (SentencePiece); documented in mdata/_core.pyi.
-#include <mutex>
-
 #include "bindings.hpp"
 #include "sentencepiece.hpp"
 
@@ -51,46 +49,31 @@ sp::Facts facts_of(const py::list& pieces, const Array<float>& scores, std::stri
     return facts;
 }
 
-// An encoder with its working memory, for one caller at a time.
-class SentencePiece {
-   public:
-    SentencePiece(const py::list& pieces, const Array<float>& scores, std::string_view kinds, std::string_view charsmap,
-                  bool add_dummy_prefix, bool remove_extra_whitespaces, bool whitespace_as_suffix)
-        : encoder_(facts_of(
-              pieces, scores, kinds,
-              {std::string(charsmap), {}, add_dummy_prefix, remove_extra_whitespaces, whitespace_as_suffix})) {}
+std::unique_ptr<sp::Encoder> make_encoder(const py::list& pieces, const Array<float>& scores, std::string_view kinds,
+                                          std::string_view charsmap, bool add_dummy_prefix,
+                                          bool remove_extra_whitespaces, bool whitespace_as_suffix) {
+    return std::make_unique<sp::Encoder>(
+        facts_of(pieces, scores, kinds,
+                 {std::string(charsmap), {}, add_dummy_prefix, remove_extra_whitespaces, whitespace_as_suffix}));
+}
 
-    py::tuple encode(const py::list& texts) {
-        const Utf8Texts views(texts);
-        Int64s lengths(static_cast<py::ssize_t>(views.size()));
-        const auto out = mutable_view(lengths);
-        std::vector<std::int32_t> ids;
-        {
-            const py::gil_scoped_release unlocked;
-            const std::lock_guard held(mutex_);
-            ids_.clear();
-            for (std::size_t i = 0; i < views.size(); ++i) {
-                const std::size_t before = ids_.size();
-                encoder_.encode(views[i], ids_);
-                out[i] = static_cast<std::int64_t>(ids_.size() - before);
-            }
-            ids.assign(ids_.data(), ids_.data() + ids_.size());
-        }
-        return py::make_tuple(as_array(std::move(ids)), lengths);
+py::tuple encode_texts(const sp::Encoder& encoder, const py::list& texts) {
+    const Utf8Texts views(texts);
+    Int64s lengths(static_cast<py::ssize_t>(views.size()));
+    const auto out = mutable_view(lengths);
+    std::vector<std::int32_t> ids;
+    {
+        const py::gil_scoped_release unlocked;
+        ids = encoder.encode(views, out);
     }
-
-   private:
-    std::mutex mutex_;
-    sp::BpeEncoder encoder_;
-    sp::Ids ids_;
-};
+    return py::make_tuple(as_array(std::move(ids)), lengths);
+}
 
 }  // namespace
 
 void mdata::bind_sentencepiece(py::module_& module) {
-    py::class_<SentencePiece>(module, "SentencePiece")
-        .def(py::init<const py::list&, const Array<float>&, std::string_view, std::string_view, bool, bool, bool>(),
-             py::arg("pieces"), py::arg("scores").noconvert(), py::arg("kinds"), py::arg("charsmap"),
+    py::class_<sp::Encoder>(module, "SentencePiece")
+        .def(py::init(&make_encoder), py::arg("pieces"), py::arg("scores").noconvert(), py::arg("kinds"), py::arg("charsmap"),
              py::arg("add_dummy_prefix"), py::arg("remove_extra_whitespaces"), py::arg("whitespace_as_suffix"))
-        .def("encode", &SentencePiece::encode, py::arg("texts"));
+        .def("encode", &encode_texts, py::arg("texts"));
 }

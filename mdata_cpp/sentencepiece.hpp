@@ -12,13 +12,16 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sentencepiece_merges.hpp"
 #include "sentencepiece_text.hpp"
 #include "sentencepiece_words.hpp"
+#include "spares.hpp"
 
 namespace mdata::sp {
 
@@ -64,20 +67,39 @@ class Ids {
     std::size_t capacity_ = 0;
 };
 
+// What does not change while texts are encoded.
+struct Model {
+    explicit Model(const Facts& facts)
+        : preparer(facts.rules),
+          merges(facts.pieces),
+          user(entries(facts.user_pieces)),
+          unknown_id(facts.unknown_id),
+          byte_ids(facts.byte_ids) {}
+
+    Preparer preparer;
+    Merges merges;
+    Trie user;
+    std::int32_t unknown_id;
+    std::vector<std::int32_t> byte_ids;
+
+   private:
+    static std::vector<Trie::Entry> entries(const std::vector<Piece>& pieces) {
+        std::vector<Trie::Entry> entries;
+        for (const Piece& piece : pieces) entries.push_back({piece.text, piece.id});
+        return entries;
+    }
+};
+
+// A model with working memory for one caller at a time.
 class BpeEncoder {
    public:
     // 2^bucket_bits buckets of words are remembered.
-    explicit BpeEncoder(const Facts& facts, int bucket_bits = 16)
-        : preparer_(facts.rules),
-          merges_(facts.pieces),
-          user_(entries(facts.user_pieces)),
-          words_(bucket_bits),
-          unknown_id_(facts.unknown_id),
-          byte_ids_(facts.byte_ids) {}
+    explicit BpeEncoder(std::shared_ptr<const Model> model, int bucket_bits = 16)
+        : model_(std::move(model)), words_(bucket_bits) {}
 
     // Append the ids of a text.
     void encode(std::string_view text, Ids& out) {
-        preparer_.prepare(text, prepared_);
+        model_->preparer.prepare(text, prepared_);
         const std::size_t size = prepared_.size();
         prepared_.append(Words::kPadding, '\0');
         const std::string_view all(prepared_.data(), size);
@@ -100,14 +122,8 @@ class BpeEncoder {
     static constexpr std::size_t kMostIdsOfByte = 3;
     static constexpr std::size_t kTogether = 16;
 
-    static std::vector<Trie::Entry> entries(const std::vector<Piece>& pieces) {
-        std::vector<Trie::Entry> entries;
-        for (const Piece& piece : pieces) entries.push_back({piece.text, piece.id});
-        return entries;
-    }
-
     std::size_t user_piece(std::string_view all, std::size_t at, std::int32_t& id) const {
-        return user_.begins(all[at]) ? user_.longest(all.substr(at), id) : 0;
+        return model_->user.begins(all[at]) ? model_->user.longest(all.substr(at), id) : 0;
     }
 
     // A word that is cut off but not encoded yet.
@@ -132,7 +148,7 @@ class BpeEncoder {
             word.text = all.substr(at, stop - at);
             word.is_char = stop == at + size;
             if (word.is_char) {
-                word.id = merges_.id_of_char(first);
+                word.id = model_->merges.id_of_char(first);
             } else if (word.text.size() <= Words::kLongest) {
                 word.key = Words::key_of(word.text);
                 words_.prefetch(word.key);
@@ -147,7 +163,7 @@ class BpeEncoder {
     std::size_t end_of_word(std::string_view all, std::size_t at, std::uint32_t left) const {
         for (std::size_t size = 0; at < all.size(); at += size) {
             const std::uint32_t right = first_char(all.substr(at), size);
-            if (!merges_.may_join(left, right)) break;
+            if (!model_->merges.may_join(left, right)) break;
             std::int32_t id = 0;
             if (user_piece(all, at, id) != 0) break;
             left = right;
@@ -170,7 +186,7 @@ class BpeEncoder {
             }
         }
         // Unknown ids on both sides of a joint become one.
-        if (byte_ids_.empty() && out != begin_ && out[-1] == unknown_id_ && out[0] == unknown_id_) {
+        if (model_->byte_ids.empty() && out != begin_ && out[-1] == model_->unknown_id && out[0] == model_->unknown_id) {
             std::copy(out + 1, end, out);
             --end;
         }
@@ -179,7 +195,7 @@ class BpeEncoder {
 
     std::int32_t* encode_new(std::string_view word, std::int32_t* const begin) {
         std::int32_t* end = begin;
-        merges_.encode(word, [&](std::int32_t id, std::size_t start, std::size_t stop) {
+        model_->merges.encode(word, [&](std::int32_t id, std::size_t start, std::size_t stop) {
             end = write(id, word.substr(start, stop - start), begin, end);
         });
         return end;
@@ -189,8 +205,8 @@ class BpeEncoder {
     std::int32_t* write(std::int32_t id, std::string_view symbol, const std::int32_t* begin, std::int32_t* end) const {
         if (id != Merges::kNoPiece) {
             *end++ = id;
-        } else if (byte_ids_.empty()) {
-            if (end == begin || end[-1] != unknown_id_) *end++ = unknown_id_;
+        } else if (model_->byte_ids.empty()) {
+            if (end == begin || end[-1] != model_->unknown_id) *end++ = model_->unknown_id;
         } else {
             for (const char byte : symbol) end = write_bytes(byte, end);
         }
@@ -199,19 +215,45 @@ class BpeEncoder {
 
     std::int32_t* write_bytes(char byte, std::int32_t* end) const {
         const std::string_view bytes = byte == ' ' ? kBlank : std::string_view(&byte, 1);
-        for (const char one : bytes) *end++ = byte_ids_[static_cast<unsigned char>(one)];
+        for (const char one : bytes) *end++ = model_->byte_ids[static_cast<unsigned char>(one)];
         return end;
     }
 
-    Preparer preparer_;
-    Merges merges_;
-    Trie user_;
+    std::shared_ptr<const Model> model_;
     Words words_;
-    std::int32_t unknown_id_;
-    std::vector<std::int32_t> byte_ids_;
     std::string prepared_;
     std::array<Waiting, kTogether> waiting_{};
     std::int32_t* begin_ = nullptr;  // of the ids of the text at hand
+};
+
+// Encodes for any number of threads: each call has a BpeEncoder of its own, whose words later calls know.
+class Encoder {
+   public:
+    explicit Encoder(const Facts& facts) : model_(std::make_shared<const Model>(facts)) {}
+
+    // The ids of all texts; `lengths` says how many each has.
+    std::vector<std::int32_t> encode(std::span<const std::string_view> texts, std::span<std::int64_t> lengths) const {
+        auto worker = workers_.take([this] { return std::make_unique<Worker>(Worker{BpeEncoder(model_), {}}); });
+        Ids& ids = worker->ids;
+        ids.clear();
+        for (std::size_t number = 0; number < texts.size(); ++number) {
+            const std::size_t before = ids.size();
+            worker->encoder.encode(texts[number], ids);
+            lengths[number] = static_cast<std::int64_t>(ids.size() - before);
+        }
+        std::vector<std::int32_t> result(ids.data(), ids.data() + ids.size());
+        workers_.give_back(std::move(worker));
+        return result;
+    }
+
+   private:
+    struct Worker {
+        BpeEncoder encoder;
+        Ids ids;
+    };
+
+    std::shared_ptr<const Model> model_;
+    mutable Spares<Worker> workers_;
 };
 
 }  // namespace mdata::sp

@@ -101,7 +101,7 @@ class Merges {
 
     // Call `out(id, start, stop)` for each symbol that is left of a word, in order; id kNoPiece: no piece.
     template <typename Out>
-    void encode(std::string_view word, Out&& out) {
+    void encode(std::string_view word, Out&& out) const {
         if (word.size() <= kShort) {
             encode_short(word, out);
         } else {
@@ -200,7 +200,7 @@ class Merges {
     std::int32_t id_of(std::uint32_t symbol) const { return symbol == kUnknown ? kNoPiece : ids_[symbol]; }
 
     template <typename Out>
-    void encode_short(std::string_view word, Out&& out) {
+    void encode_short(std::string_view word, Out&& out) const {
         std::array<std::uint32_t, kShort> symbols;
         std::array<std::uint32_t, kShort + 1> starts;
         std::array<Merge, kShort> merges;  // merges[i]: of symbols i and i + 1
@@ -240,7 +240,7 @@ class Merges {
     static constexpr std::uint32_t kGone = 0xFFFFFFFE, kEnd = 0xFFFFFFFF;
 
     template <typename Out>
-    void encode_long(std::string_view word, Out&& out) {
+    void encode_long(std::string_view word, Out&& out) const {
         std::vector<Link> chain;
         std::vector<std::uint64_t> waiting;  // rank and place
         for (std::size_t at = 0, size = 0; at < word.size(); at += size) {

@@ -13,14 +13,13 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "fork_lock.hpp"
+#include "spares.hpp"
 #include "wordpiece_characters.hpp"
 #include "wordpiece_trie.hpp"
 
@@ -249,7 +248,7 @@ public:
                  std::span<const std::int32_t> after) const {
         Batch batch;
         Word word(settings_.most_chars);
-        std::unique_ptr<Memo> memo = take_memo();
+        std::unique_ptr<Memo> memo = memos_.take([] { return std::make_unique<Memo>(); });
         batch.lengths.reserve(texts.size());
         std::size_t bytes = 0;
         for (const std::string_view text : texts) bytes += text.size();
@@ -265,7 +264,7 @@ public:
             }
             batch.lengths.push_back(static_cast<std::int64_t>(batch.ids.size() - start));
         }
-        give_back(std::move(memo));
+        memos_.give_back(std::move(memo));
         return batch;
     }
 
@@ -344,26 +343,12 @@ private:
         }
     }
 
-    std::unique_ptr<Memo> take_memo() const {
-        const std::lock_guard held(fork_lock<Encoder>());
-        if (memos_.empty()) return std::make_unique<Memo>();
-        std::unique_ptr<Memo> memo = std::move(memos_.back());
-        memos_.pop_back();
-        return memo;
-    }
-
-    void give_back(std::unique_ptr<Memo> memo) const {
-        const std::lock_guard held(fork_lock<Encoder>());
-        memos_.push_back(std::move(memo));
-    }
-
     Settings settings_;
     std::shared_ptr<const Normalizer> normalizer_;
     ShortWords short_words_;
     Trie begins_, goes_on_, added_;
     std::vector<unsigned char> added_begins_;
-    // As many as there were calls at the same time.
-    mutable std::vector<std::unique_ptr<Memo>> memos_;
+    mutable Spares<Memo> memos_;
 };
 
 }  // namespace mdata::wordpiece

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "check.hpp"
+#include "forks.hpp"
 
 using namespace mdata::sp;
 
@@ -190,7 +191,7 @@ void test_encoding() {
     facts.rules.raw = {"<x>"};
     facts.pieces = {{" ", 0, 1}, {"a", 0, 2}, {"b", 0, 3}, {" a", 2, 4}, {"ab", 1, 5}};
     facts.user_pieces = {{"<x>", 0, 6}, {"<x>a", 0, 7}};
-    BpeEncoder plain(facts);
+    BpeEncoder plain(std::make_shared<const Model>(facts));
     using V = std::vector<std::int32_t>;
     for (int again = 0; again < 2; ++again) {
         CHECK(ids_of(plain, "ab") == V({4, 3}) && ids_of(plain, "bab") == V({1, 3, 5}));
@@ -199,12 +200,12 @@ void test_encoding() {
     }
     facts.user_pieces = {{"ba", 0, 8}};
     facts.pieces.push_back({"bab", 3, 9});
-    BpeEncoder parted(facts);
+    BpeEncoder parted(std::make_shared<const Model>(facts));
     CHECK(ids_of(parted, "babaab") == V({1, 8, 8, 5}) && ids_of(parted, "aba") == V({4, 8}));
     facts.byte_ids.resize(256);
     for (int byte = 0; byte < 256; ++byte) facts.byte_ids[static_cast<std::size_t>(byte)] = 100 + byte;
     facts.pieces.erase(facts.pieces.begin());
-    BpeEncoder bytes(facts);
+    BpeEncoder bytes(std::make_shared<const Model>(facts));
     CHECK(ids_of(bytes, "bz") == V({100 + 0xE2, 100 + 0x96, 100 + 0x81, 3, 100 + 'z'}));
     // Any bytes, and more blanks than there are bytes of text to make room for.
     std::string text(1000, ' ');
@@ -215,6 +216,23 @@ void test_encoding() {
         CHECK(ids_of(bytes, text) == ids_of(bytes, text));
         ids_of(plain, text);
     }
+}
+
+// As of a training process that tokenizes in a thread while a loader forks its workers.
+void test_children() {
+    Facts facts;
+    facts.pieces = {{" ", 0, 1}, {"a", 0, 2}, {"b", 0, 3}, {"ab", 1, 4}};
+    const Encoder encoder(facts);
+    const std::vector<std::string_view> texts = {"ab a", "", "abz"};
+    const auto encode = [&] {
+        std::vector<std::int64_t> lengths(texts.size());
+        const auto ids = encoder.encode(texts, lengths);
+        return std::pair(ids, lengths);
+    };
+    const auto expected = encode();
+    CHECK(expected.first == std::vector<std::int32_t>({1, 4, 1, 2, 1, 4, 0}));
+    CHECK(expected.second == std::vector<std::int64_t>({4, 0, 3}));
+    CHECK(check::in_children(300, encode, [&] { return encode() == expected; }));
 }
 
 void test_ids() {
@@ -239,6 +257,7 @@ int main() {
     test_merging();
     test_words();
     test_encoding();
+    test_children();
     test_ids();
     return check::finish("sentencepiece");
 }

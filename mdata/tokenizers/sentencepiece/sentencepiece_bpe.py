@@ -1,7 +1,7 @@
 """Our own engine for SentencePiece's BPE (mdata_cpp/sentencepiece.hpp); the twin is tests/reference/sentencepiece.py.
 
 It is used for a supported model if it gives the library's ids for the self-check texts. It caches words in at most 40
-MB. mdata/tokenizers/types/sentencepiece.py registers it in one line.
+MB for each thread that encodes. mdata/tokenizers/types/sentencepiece.py registers it in one line.
 """
 
 from __future__ import annotations
