@@ -86,6 +86,9 @@ class CudaLane:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream, self._pool = device, torch.cuda.Stream(device), torch.cuda.MemPool()
+        # PyTorch counts the graphs of a pool, and fails to record where all of them are gone, as when recordings are
+        # made anew. One without operations stays.
+        self._first = self.record(lambda: None)
 
     def record(self, run: Callable[[], Any]) -> Recorded:
         """CUDA graphs of the kernels that `run` launches: one, and one more for each cut."""
