@@ -24,9 +24,9 @@ class Rotation(NamedTuple):
     cosine: Tensor
     sine: Tensor
 
-    def at(self, positions_BS: Tensor) -> Rotation:
-        """The rows of these positions."""
-        return Rotation(self.cosine[positions_BS], self.sine[positions_BS])
+    def at(self, positions: Tensor | slice) -> Rotation:
+        """The rows of these positions, [B, S] or a range."""
+        return Rotation(self.cosine[positions], self.sine[positions])
 
 
 class Rotations(NamedTuple):
@@ -35,10 +35,10 @@ class Rotations(NamedTuple):
     full: Rotation
     in_windows: Rotation
 
-    def at(self, positions_BS: Tensor) -> Rotations:
-        """The rows of these positions."""
-        full = self.full.at(positions_BS)
-        return Rotations(full, full if self.in_windows is self.full else self.in_windows.at(positions_BS))
+    def at(self, positions: Tensor | slice) -> Rotations:
+        """The rows of these positions, [B, S] or a range."""
+        full = self.full.at(positions)
+        return Rotations(full, full if self.in_windows is self.full else self.in_windows.at(positions))
 
 
 def rotation(

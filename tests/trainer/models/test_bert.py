@@ -198,6 +198,16 @@ def test_padding_can_be_left_out_in_every_layout(ranks, mesh, norm):
     _check_same(_whole(divided, ranks, 2), _whole(plain, 1))
 
 
+def test_without_padding_the_length_of_rows_decides_about_rotations():
+    """Not the number of real tokens, which are one row for the blocks: with longrope angles depend on the length."""
+    factors = {"rope_short_factors": (1.0, 1.5, 2.0, 3.0), "rope_long_factors": (2.0, 4.0, 5.0, 6.0)}
+    rope = {"position": "rope", "rope_scaling": "longrope", "rope_factor": 2.0, "rope_original_length": SEQUENCE}
+    config = _config()
+    config = replace(config, model=replace(config.model, **rope, **factors))
+    config = replace(config, train=replace(config.train, micro_batch=GLOBAL_BATCH))
+    _check_same(_whole(config, 1, 2), _whole(config, 1))
+
+
 def test_a_model_without_pairs_has_neither_types_nor_their_loss():
     got = _alone(head=False)
     assert not [name for name in got["weights"] if name.startswith(("types", "pooler", "binary_head"))]

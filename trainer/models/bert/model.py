@@ -225,12 +225,16 @@ class Bert(GPT):
             x_ND = self.embedding_norm(x_ND)[1]
         return self.drop_embedding(x_ND, places)
 
+    def _row_length(self, batch: Microbatch) -> int:
+        """Of the rows whose real tokens are computed as one, too."""
+        return batch.tokens_BS.shape[1] if batch.real is None else batch.labels_BS.shape[1]
+
     def _context(self, batch: Microbatch) -> Context:
         context = super()._context(batch)
         context = context._replace(sequences=replace(context.sequences, lengths_B=batch.lengths_B))
         if batch.real is None or context.places is None or batch.samples_B is None:
             return context
-        length, flat_M = batch.labels_BS.shape[1], batch.real.flat_M
+        length, flat_M = self._row_length(batch), batch.real.flat_M
         mine = self.parallel.local_tokens(len(flat_M))
         return context._replace(places=token_places(batch.samples_B, length, mine=mine, flat_M=flat_M))
 

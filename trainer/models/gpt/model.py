@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from trainer.arithmetic import power_of_two
 from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.scan import ScanSizes
 from trainer.kernels.table import Kernels, choose_kernels
@@ -287,7 +288,7 @@ class GPT(nn.Module):
             if not shape.tie_embeddings:
                 self.head = self._vocabulary()
             self.mtp = nn.ModuleDict({str(depth): self._depth(depth, block, seed) for depth in range(shape.mtp_layers)})
-        self._rotation = functools.lru_cache(maxsize=8)(self._make_rotation)
+        self._table = functools.cache(self._make_table)  # recorded passes read it: none may be freed
 
     def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
         """Pass the residual stream from stage to stage, [N or N / tp, D], including what the last block adds to it.
@@ -478,10 +479,8 @@ class GPT(nn.Module):
 
     def _context(self, batch: Microbatch) -> Context:
         """Positions, documents and dropout draws of a microbatch, for the blocks."""
-        (rows, length), device, places = batch.tokens_BS.shape, batch.tokens_BS.device, None
-        longest = length * self.cp.size if batch.step is None else batch.step.longest
-        generates = batch.step is not None
-        turn = self._rotation(longest, device, generates) if self.shape.position == "rope" else None
+        (rows, length), places = batch.tokens_BS.shape, None
+        turn = self._rotations(batch) if self.shape.position == "rope" else None
         where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
         if turn is not None and where is not None:
             turn = turn.at(where)
@@ -505,7 +504,22 @@ class GPT(nn.Module):
     def _head(self) -> VocabularyEmbedding:
         return self.embedding if self.shape.tie_embeddings else self.head
 
-    def _make_rotation(self, length: int, device: torch.device, generates: bool) -> Rotations:
+    def _row_length(self, batch: Microbatch) -> int:
+        """Tokens of a row on this rank."""
+        return batch.tokens_BS.shape[1]
+
+    def _rotations(self, batch: Microbatch) -> Rotations:
+        """Those of all positions in a row, or of every position that a step of generation may have."""
+        device, rope = batch.tokens_BS.device, self.shape.rope
+        if batch.step is not None:
+            return self._table(batch.step.longest, device, True)
+        length = self._row_length(batch) * self.cp.size
+        rounded = power_of_two(length)  # rows of any length share a few tables
+        if rope.scaling == "longrope" and length <= rope.original_length:  # longer tables have other frequencies
+            rounded = min(rounded, rope.original_length)
+        return self._table(rounded, device, False).at(slice(length))
+
+    def _make_table(self, length: int, device: torch.device, generates: bool) -> Rotations:
         rope, dtype = self.shape.rope, next(self.parameters()).dtype
         make = functools.partial(rotation, head_dim=self.shape.turned_width, dtype=dtype, device=device)
 
