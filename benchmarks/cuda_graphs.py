@@ -350,13 +350,14 @@ def compare(name: str, world: World, steps: int) -> dict[str, Any]:
     """A layout trained with and without graphs."""
     _, model, keys = LAYOUTS[name]
     config = run_config(model, keys)
-    if reason := why_not_recorded(config, sharing=make_plan(config, world.world_size, facts=None).sharing):
+    off, on = (dataclasses.replace(config.kernels, cuda_graphs=how) for how in ("off", "on"))
+    off = dataclasses.replace(off, overlap_passes="off")
+    computing, recording = (dataclasses.replace(config, kernels=kernels) for kernels in (off, on))
+    if reason := why_not_recorded(config, sharing=make_plan(computing, world.world_size, facts=None).sharing):
         return {"layout": name, "not recorded": reason}
     found = []
-    for how in ("off", "on"):
-        beside = config.kernels.overlap_passes if how == "on" else "off"
-        kernels = dataclasses.replace(config.kernels, cuda_graphs=how, overlap_passes=beside)
-        found.append(trained(dataclasses.replace(config, kernels=kernels), world, steps))
+    for each in (computing, recording):
+        found.append(trained(each, world, steps))
         gc.collect()
         torch.cuda.empty_cache()
     computed, replayed = found
