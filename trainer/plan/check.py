@@ -795,7 +795,7 @@ def uses_graphs(config: RunConfig, *, sharing: int) -> bool:
     """Whether a GPU launches the passes of this run as CUDA graphs.
 
     "auto": where they can be recorded, but not for experts, which gain less than 1 % and need a GPU of Hopper or later,
-    and not for rows that ranks share, whose gain was not measured.
+    and not for rows that ranks share, which are too long to wait for the host.
     """
     if (setting := config.kernels.cuda_graphs) != "auto":
         return setting == "on"
