@@ -319,7 +319,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
     try:
         return load_toml(text.decode())
-    except ValueError as error:  # not TOML, not UTF-8, a number of 5,000 digits, nested too deep
+    except UnicodeDecodeError as error:
+        found = f"not UTF-8: byte 0x{text[error.start]:02x} at byte {error.start + 1}"
+        raise UsageError(f"{path} is not a TOML file", found=found, fix="save it as UTF-8 text") from error
+    except ValueError as error:  # not TOML, a number of 5,000 digits, nested too deep
         fix = "correct that line" if path.suffix == ".toml" else "give a run's TOML file; mtrain init writes one"
         raise UsageError(f"{path} is not a TOML file", found=str(error), fix=fix) from error
 

@@ -315,6 +315,12 @@ def test_another_kind_of_file_is_not_to_be_corrected(name: str, fix: str, tmp_pa
         load_config(tmp_path / name)
 
 
+def test_a_file_in_another_encoding_is_to_be_saved_again(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(SMALL, encoding="utf-16")
+    with pytest.raises(UsageError, match=r"found: not UTF-8: byte 0xff at byte 1\n  try: save it as UTF-8"):
+        load_config(tmp_path / "run.toml")
+
+
 @pytest.mark.parametrize("text", ["a" + ".a" * 50_000 + " = 1", "a = " + "[" * 5000, "[a" + ".b" * 50_000 + "]"])
 def test_a_bomb_is_no_toml_file(text, tmp_path):
     (tmp_path / "run.toml").write_text(text)
