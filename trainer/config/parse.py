@@ -137,7 +137,7 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
     """(configuration, problems) from parsed TOML; the configuration is None if there are problems."""
     sections, (tables, _) = section_types(), with_moved_keys(tables)
     unknown = [name for name in tables if name not in sections]
-    problems = [f"there is no section [{_cut(name)}]{_suggestion(name, sections)}" for name in unknown[:_COMPARED]]
+    problems = [_unknown_section(name, tables[name]) for name in unknown[:_COMPARED]]
     problems += [f"there is no section [{_cut(name)}]" for name in unknown[_COMPARED:]]
     values: dict[str, Any] = {}
     tables, unknown_preset = _with_preset(tables)
@@ -230,7 +230,7 @@ def setting_problem(name: str, value: Any) -> str | None:
     section, _, key = name.rpartition(".")
     section_type = section_types().get(section)
     if section_type is None:
-        return f"there is no section [{_cut(section)}]{_suggestion(section, section_types())}"
+        return _unknown_section(section, {})
     hints = _hints(section_type)
     if key not in hints:
         return _unknown_key(section, key, hints)
@@ -411,6 +411,15 @@ def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[
         elif field.default is dataclasses.MISSING:
             problems.append(f"{where} is missing; it is required: {_expectation(hint)}")
     return arguments, problems
+
+
+def _unknown_section(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"there is no section [{_cut(name)}]{_suggestion(name, section_types())}"
+    near = nearest(name, key_names())
+    section, _, key = near.rpartition(".") if near else ("", "", "")
+    fix = f"write it below [{section}]" if key == name else f"did you mean {near}?" if near else "see mtrain config"
+    return f"{_cut(name)} = {_shown(value)} is in no section; {fix}"
 
 
 def _unknown_key(section: str, key: str, hints: Mapping[str, Any]) -> str:

@@ -116,6 +116,8 @@ def test_an_override_without_its_form_is_refused(path, override):
     ("tables", "text"),
     [
         (changed("modle"), "there is no section [modle]; did you mean model?"),
+        ({**tomllib.loads(SMALL), "num_layers": 3}, "num_layers = 3 is in no section; write it below [model]"),
+        ({**tomllib.loads(SMALL), "numlayers": 3}, "numlayers = 3 is in no section; did you mean model.num_layers?"),
         (changed("train", stepps=3), "there is no key train.stepps; did you mean steps?"),
         (changed("train", lr=3), "there is no key train.lr; did you mean optimizer.lr?"),
         (
