@@ -7,6 +7,7 @@ The result depends only on the input and the options. The files are those that M
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -109,6 +110,9 @@ def train_tokenizer(
 
 
 def _check_output(output: Path, options: TrainOptions, progress: Progress) -> None:
+    nearest = next(path for path in (output, *output.parents) if os.path.lexists(path))
+    with os_errors_named(f"writing the tokenizer to {output}"), os.scandir(nearest):
+        pass
     there = [name for name in _OUR_FILES if (output / name).exists()]
     if there and not options.overwrite:
         progress.note(f"{output} already contains {there[0]}; --overwrite replaces it")

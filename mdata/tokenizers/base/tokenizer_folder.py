@@ -28,6 +28,7 @@ def folder_name(files: Mapping[str, bytes]) -> str:
 
 def lock_path(folder: Path) -> Path:
     """The lock of a tokenizer's folder while it is written."""
+    folder = folder.absolute()  # so that "." has a name
     return folder.with_name(f".{folder.name}.lock")
 
 

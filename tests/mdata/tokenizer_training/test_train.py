@@ -217,6 +217,21 @@ def test_another_tokenizer_is_kept_unless_it_may_go(text, tmp_path):
     assert len(json.loads((tmp_path / "a/vocab.json").read_text())) == 290
 
 
+@pytest.mark.parametrize("output", ["a file", "a file/a", "a file/a/b"])
+def test_an_output_that_cannot_be_a_folder_is_refused_before_the_text_is_read(text, tmp_path, monkeypatch, output):
+    monkeypatch.setattr(sys.modules["mdata.tokenizer_training.train"], "take_sample", pytest.fail)
+    (tmp_path / "a file").touch()
+    with pytest.raises(mdata.UsageError, match=r"writing the tokenizer to .*a file.*: Not a directory\n  try: use ano"):
+        made(text, tmp_path / output, "byte-bpe")
+
+
+@pytest.mark.usefixtures("here")
+def test_the_current_folder_can_be_the_output(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made(text, Path(), "byte-bpe")
+    assert {path.name for path in tmp_path.iterdir()} >= {"tokenizer.json", "vocab.json", "merges.txt"}
+
+
 @pytest.mark.usefixtures("here")
 def test_failures_of_the_disk(text, tmp_path, monkeypatch):
     with durable_calls(monkeypatch) as calls:
