@@ -159,5 +159,5 @@ def blend_error(problems: Sequence[str], *, fix: str | None = None) -> UsageErro
     if len(problems) == 1:
         return UsageError(problems[0], fix=fix)
     shown = [*problems[:20], *([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])]
-    lines = "".join(f"\n  - {problem}" for problem in shown)
+    lines = "".join("\n  - " + problem.replace("\n", "\n    ") for problem in shown)
     return UsageError(f"the blend has {counted(len(problems), 'problem')}:{lines}", fix=fix)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mdata import UsageError
 from mdata.mixing.native_blend import NativeBlend
 from mdata.mixing.resolve import Sizes, Targets, resolve, round_targets
-from mdata.mixing.schedule import BlendSchedule, Phase, canonical, divide_groups
+from mdata.mixing.schedule import BlendSchedule, Phase, blend_error, canonical, divide_groups
 from mdata.mixing.shares import Share
 from tests.helpers.examples import examples
 from tests.reference import phases as twin
@@ -198,6 +198,11 @@ def test_all_problems_at_once():
     assert "the blend has 2 problems" in str(caught.value)
     with pytest.raises(UsageError, match=r"a has no sample in this split\n.*b has no sample"):
         dealt(phase("1", "1"), of=sizes(0, 0))
+
+
+def test_lines_of_a_problem_stay_below_it():
+    said = str(blend_error(["a: not there\n  expected: a.json\n  try: b", "c"]))
+    assert said == "the blend has 2 problems:\n  - a: not there\n      expected: a.json\n      try: b\n  - c"
 
 
 def test_a_change_after_the_end_is_refused():
