@@ -239,20 +239,15 @@ class Console:
 
     def write(self, text: str, *, raw: bool = False) -> None:
         """Print a part of a long result; `raw`: a text that goes to a pipe or file unchanged."""
-        try:
+        with _output_errors_named():
             say(text, standard_output(), raw=raw)
-        except BrokenPipeError as error:
-            raise ReaderGone from error
 
     def flush(self) -> None:
         """Flush stdout."""
         stream = standard_output()
-        if stream is None:
-            return
-        try:
-            stream.flush()
-        except BrokenPipeError as error:
-            raise ReaderGone from error
+        if stream is not None:
+            with _output_errors_named():
+                stream.flush()
 
     def note(self, text: str) -> None:
         """Print a line on stderr, unless --quiet: progress or a warning."""
@@ -306,6 +301,16 @@ class Console:
             if continues:
                 self.note(f"{self.program}: the same command continues")
             raise
+
+
+@contextmanager
+def _output_errors_named() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGone from error
+    except OSError as error:
+        raise explain_os_error(error, "writing to standard output") from error
 
 
 def run(program: str, commands: Sequence[Command], *, description: str, argv: Sequence[str] | None = None) -> int:

@@ -262,6 +262,16 @@ def test_a_reader_that_leaves_is_no_error():
     child.stderr.close()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+def test_a_full_disk_below_the_output_is_named():
+    with Path("/dev/full").open("wb") as full:
+        child = subprocess.run([sys.executable, "-m", "mdata", "--help"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE)
+    assert child.returncode == 5
+    assert child.stderr.startswith(
+        b"mdata: error: writing to standard output: No space left on device\n  try: free some"
+    )
+
+
 @pytest.mark.parametrize(("program", "commands"), [("mdata", MDATA), ("mtrain", MTRAIN)])
 @pytest.mark.parametrize("value", ["", " ", "\t\n"], ids=["empty", "space", "tab"])
 def test_no_option_takes_an_empty_or_blank_path(program, commands, value):
