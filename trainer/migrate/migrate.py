@@ -157,8 +157,10 @@ def as_toml(
         for key, value in table.items():
             name = f"{section}.{key}"
             remarks = [*(["(default)"] if name not in asked else []), *([notes[name]] if notes[name] else [])]
-            setting = f"# {key} is not set" if value is None else f"{key} = {_toml(value)}"
-            body.append(setting + (f"  # {' '.join(remarks)}" if remarks else ""))
+            if value is None:
+                body.append(f"# {key} is not set: {notes[name]}")
+            else:
+                body.append(f"{key} = {_toml(value)}" + (f"  # {' '.join(remarks)}" if remarks else ""))
     return "\n".join(body) + "\n"
 
 
@@ -207,7 +209,7 @@ def _by_default(setting: Setting) -> str:
 
 
 def _toml(value: object) -> str:
-    return "none" if value is None else inline_toml(value)
+    return "(not set)" if value is None else inline_toml(value)
 
 
 def _comment(line: str) -> str:

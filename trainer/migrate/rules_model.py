@@ -397,7 +397,7 @@ def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:
     elif kind == "GPT2BPETokenizer":
         size, why = _GPT2_VOCABULARY, "its size"
     else:
-        note = "so the manifest's; set it to Megatron's padded size for the same loss, which runs over the padding too"
+        note = "the manifest's is used; for the same loss, over the padding too, set it to Megatron's padded size"
         if a["--mock-data"]:
             note = "set it, to Megatron's padded size of the tokenizer's vocabulary: mock data has no manifest"
         yield Setting("model.vocab_size", None, ("--tokenizer-type",), note=note)

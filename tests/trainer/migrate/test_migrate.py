@@ -389,6 +389,12 @@ def test_mock_data_waits_for_the_key_to_say_so(monkeypatch, every_key):
         assert migrate(words, 1).refused == refused
 
 
+def test_a_vocabulary_that_is_left_to_the_manifest_is_said_to_be():
+    text = as_toml(migrate([*BASE, "--tokenizer-type", "Llama2Tokenizer"], 1), title="x", world_size=1)
+    assert "--tokenizer-type Llama2Tokenizer -> model.vocab_size = (not set)\n" in text
+    assert "\n# vocab_size is not set: the manifest's is used; for the same loss" in text
+
+
 def test_mock_data_is_mapped_and_the_run_can_start(tmp_path):
     words = [word for word in BASE if word not in ("--data-path", "corpus")] + ["--mock-data", "--split", "99,1,0"]
     migration = migrate(words, 1)
@@ -397,7 +403,7 @@ def test_mock_data_is_mapped_and_the_run_can_start(tmp_path):
     config = load_config(tmp_path / "run.toml", ())
     assert config.data == DataSection(blend="mock") and check(config, 1, facts=None) == []
     without = as_toml(migrate([*words, "--tokenizer-type", "Llama2Tokenizer"], 1), title="mock", world_size=1)
-    assert "# vocab_size is not set  # set it" in without and "the manifest's" not in without
+    assert "# vocab_size is not set: set it" in without and "the manifest's" not in without
     assert migrate([*words, "--reset-attention-mask"], 1).refused == (
         "--reset-attention-mask: mock data has no documents; leave it out when --mock-data is given",
     )
