@@ -466,7 +466,10 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
     vocab_size, length = config.model.vocab_size, config.train.sequence_length
     if not vocab_size and not facts.vocab_size:
         least = f" to at least {facts.largest_id + 1}" if facts.largest_id is not None else ""
-        yield f"model.vocab_size is not set, and {config.data.blend} names no tokenizer; set model.vocab_size{least}"
+        yield (
+            f"model.vocab_size is not set, and {config.data.blend} names no tokenizer; "
+            f"record it with mdata adopt, or set model.vocab_size{least}"
+        )
     if problem := small_vocabulary(config, facts):
         yield problem
     if not vocab_size and facts.vocab_size and facts.vocab_size < facts.num_ids:

@@ -503,10 +503,12 @@ def unknown(**known: Any) -> DataFacts:
 
 def test_foreign_data_wants_a_vocabulary():
     assert check(config(), 2, facts=unknown()) == [
-        "model.vocab_size is not set, and mix.json names no tokenizer; set model.vocab_size"
+        "model.vocab_size is not set, and mix.json names no tokenizer; "
+        "record it with mdata adopt, or set model.vocab_size"
     ]
     assert check(config(), 2, facts=unknown(largest_id=7)) == [
-        "model.vocab_size is not set, and mix.json names no tokenizer; set model.vocab_size to at least 8"
+        "model.vocab_size is not set, and mix.json names no tokenizer; "
+        "record it with mdata adopt, or set model.vocab_size to at least 8"
     ]
     assert check(config(model={"vocab_size": 8}), 2, facts=unknown(largest_id=7)) == []
     assert check(config(model={"vocab_size": 7}), 2, facts=unknown(largest_id=7)) == [
