@@ -32,7 +32,7 @@ Steps = list[tuple[JobPhase, list[int]]]
 def add_arguments(parser: Parser) -> None:
     """The engine and its resources; the command follows after --."""
     add = parser.add_argument
-    parser.no_option = "mdata launch local --parts N -- preprocess ...: the command and its options follow after --"
+    parser.no_option = "mdata launch ENGINE --parts N -- preprocess ...: the command and its options follow after --"
     parser.usage = (
         f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess|dedup|clean|extract|decontaminate"
         " --input PATH ..."

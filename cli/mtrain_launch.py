@@ -37,7 +37,7 @@ _HELD = ("this run is already being launched", "wait for that launch to finish; 
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain launch --help`."""
-    parser.no_option = "mtrain launch local -- run.toml ...: what mtrain train takes follows after --"
+    parser.no_option = "mtrain launch ENGINE [options] -- run.toml ...: what mtrain train takes follows after --"
     parser.resume = RESUME_ADVICE
     parser.usage = f"{parser.prog} local|slurm|ray|k8s [options] -- run.toml [section.key=value ...]"
     parser.add_argument("engine", choices=("local", "slurm", "ray", "k8s"), help="what starts the ranks")

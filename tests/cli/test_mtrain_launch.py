@@ -210,9 +210,10 @@ def test_manifests_are_printed_and_nothing_is_written(here, capsys, monkeypatch)
     assert json.loads(capsys.readouterr().out)["spec"]["trainer"]["command"][-1] == "data.blend=elsewhere"
 
 
-def test_a_run_without_the_dashes_is_refused_with_them(here, capsys):
-    assert main(["launch", "local", "run.toml", "train.steps=5"]) == 2
-    assert "try: mtrain launch local -- run.toml ...:" in capsys.readouterr().err
+@pytest.mark.parametrize("engine", ["local", "slurm"])
+def test_a_run_without_the_dashes_is_refused_with_them(here, capsys, engine):
+    assert main(["launch", engine, "run.toml", "train.steps=5"]) == 2
+    assert "try: mtrain launch ENGINE [options] -- run.toml ...:" in capsys.readouterr().err
 
 
 def test_a_run_that_was_not_launched_has_no_log_and_is_not_stopped(here, capsys):
