@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mdata.util.gc_pause import gc_paused
 from tests.helpers.house_rules import ROOT
 
 TABLES = {"mdata": ROOT / "docs/design/house.md", "trainer": ROOT / "docs/design/trainer.md"}
@@ -50,7 +51,8 @@ def imports_of(text: str, known: Iterable[str]) -> frozenset[str]:
 def all_imports(package: str) -> dict[str, frozenset[str]]:
     """Module -> the modules of its package that it imports."""
     files = modules(package)
-    return {name: imports_of(path.read_text(encoding="utf-8"), files) - {name} for name, path in files.items()}
+    with gc_paused():
+        return {name: imports_of(path.read_text(encoding="utf-8"), files) - {name} for name, path in files.items()}
 
 
 def room_of(module: str, files: Mapping[str, Path]) -> str:
