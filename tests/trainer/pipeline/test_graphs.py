@@ -43,7 +43,8 @@ def _config(name: str, *, dropout: float = 0.0, dtype: str = "fp32", **mesh: Any
     precision = PrecisionSection(dtype="bf16", fp8="delayed") if mesh.pop("fp8", False) else config.precision
     average = mesh.pop("loss_average", "token")
     tied = mesh.pop("tied", config.model.tie_embeddings)
-    model = replace(config.model, num_layers=4, hidden_dropout=dropout, tie_embeddings=tied)
+    layers = 2 * mesh.get("pp", 1)  # two of a stage, or a chunk of each of its two
+    model = replace(config.model, num_layers=layers, hidden_dropout=dropout, tie_embeddings=tied)
     train = replace(config.train, global_batch=8, loss_average=average)
     optimizer = OptimizerSection(lr=1e-2)
     config = replace(config, precision=precision, recompute=recompute, optimizer=optimizer, train=train)
@@ -264,8 +265,9 @@ def test_what_ranks_share_of_experts_alone_is_not_recorded(sharding):
     """tp ranks with whole experts: every token goes to all of them, so that the host is not asked where one ends."""
     moe, mesh = MoESection(num_experts=2, top_k=2, ffn_hidden_size=16), {"tp": 2, "etp": 1, "sequence_parallel": True}
     config = test_moe._config(moe, dtype="fp32", sharding=sharding, **mesh)
-    train, kernels = replace(config.train, global_batch=8), KernelsSection(loss="plain", optimizer="plain")
-    _check_the_same_bits(2, replace(config, train=train, kernels=kernels))
+    model, train = replace(config.model, num_layers=2), replace(config.train, global_batch=8)
+    kernels = KernelsSection(loss="plain", optimizer="plain")
+    _check_the_same_bits(2, replace(config, model=model, train=train, kernels=kernels))
 
 
 @functools.cache
