@@ -111,7 +111,7 @@ def test_documents_and_tokens_are_those_of_the_disk(far, near, tmp_path):
     here, there = (one.components[0].corpus for one in opened(far, near, tmp_path, size="16 MiB"))
     for number in (0, 1, there.num_documents // 2, there.num_documents - 1):
         np.testing.assert_array_equal(here.document(number), there.document(number))
-    np.testing.assert_array_equal(here.read(0, there.num_tokens), there.read(0, there.num_tokens))
+    assert np.array_equal(here.read(0, there.num_tokens), there.read(0, there.num_tokens))
 
 
 def test_blends_at_addresses_and_of_addresses(far, near, tmp_path, monkeypatch):
@@ -357,7 +357,7 @@ def _check_whole(here, there, truth):
     """All tokens, and every block that counts."""
     corpora = [one.components[0].corpus for one in (here, there)]
     found, expected = (corpus.read(0, corpus.num_tokens) for corpus in corpora)
-    np.testing.assert_array_equal(found, expected)
+    assert np.array_equal(found, expected)
     table, layout = blocks_of(here).table, blocks_of(here).layout
     for block in np.flatnonzero(table.states() == PRESENT).tolist():
         shard, start, stop = layout.place(block)
@@ -434,14 +434,14 @@ def test_on_a_full_disk_others_go_and_then_an_error_says_what_to_do(far, near, t
     monkeypatch.setattr(block_table.os, "pwrite", full)
     monkeypatch.setattr(cache_room, "_PAUSE_S", 0.005)
     corpora = [one.components[0].corpus for one in (here, there)]
-    np.testing.assert_array_equal(*(corpus.read(0, corpus.num_tokens) for corpus in corpora))
+    assert np.array_equal(*(corpus.read(0, corpus.num_tokens) for corpus in corpora))
     room[0] = 0
     with pytest.raises(
         ResourceError, match=r"no room for another block(.|\n)*found: (.|\n)*expected: (.|\n)*free some"
     ):
         corpora[0].read(0, corpora[0].num_tokens)
     room[0] = 99
-    np.testing.assert_array_equal(*(corpus.read(0, corpus.num_tokens) for corpus in corpora))
+    assert np.array_equal(*(corpus.read(0, corpus.num_tokens) for corpus in corpora))
 
 
 def test_the_least_recently_read_go_first(far, near, tmp_path):
