@@ -134,9 +134,9 @@ def test_what_is_no_text_has_no_measures():
             _core.gopher_measures(["\u4e2d\u6587"], [], [np.array([word])])
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_kelvin_signs_take_linear_time():
-    text = "\u212a " * 400_000 + "use coo\u212aies."
+    text = "\u212a " * 1_000_000 + "use coo\u212aies."
     assert rules.c4_texts([text, text[:-13] + "."], rules.C4Rules(min_sentences=1))[1] == ["c4-min-sentences", ""]
 
 
