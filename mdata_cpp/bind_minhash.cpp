@@ -49,7 +49,7 @@ py::tuple sign(const mh::Signer& signer, const py::list& texts) {
             has_ngram[number] = !hashes.empty();
             if (hashes.empty()) continue;
             signer.signature(form, hashes, signature);
-            signer.band_keys(signature, &keys[number * signer.bands()]);
+            signer.band_keys(signature, keys.data() + number * signer.bands());
         }
     }
     const auto count = static_cast<py::ssize_t>(views.size()), bands = static_cast<py::ssize_t>(signer.bands());

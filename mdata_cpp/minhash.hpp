@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "utf8.hpp"
 #include "wordpiece_characters.hpp"
 
 namespace mdata::minhash {
@@ -124,7 +125,7 @@ public:
             if (kind == wordpiece::Kind::word || is_ideograph(code)) {
                 if (is_ideograph(code)) inside = false;
                 char bytes[4];
-                put(bytes, encode(code, bytes));
+                put(bytes, write_code(code, bytes));
                 if (is_ideograph(code)) inside = false;
             } else {
                 inside = false;
@@ -139,7 +140,8 @@ public:
                 else if (become != kDropped) put(&become, 1);
                 continue;
             }
-            const std::uint32_t code = decode(text, at);
+            const auto [code, size] = code_at(text, at);
+            at += size;
             const std::uint32_t entry = characters_.entry(code);
             switch (wordpiece::Characters::action(entry)) {
                 case wordpiece::Action::drop: break;
@@ -161,42 +163,6 @@ private:
     static constexpr char kDropped = '\0';
 
     static bool is_ideograph(std::uint32_t code) { return wordpiece::row_of(wordpiece::kCjk, code) != nullptr; }
-
-    // The code point at `at`, which moves behind it; the text is UTF-8 that Python made.
-    static std::uint32_t decode(std::string_view text, std::size_t& at) {
-        const auto byte = [&](std::size_t place) { return static_cast<std::uint32_t>(text[at + place]) & 0x3F; };
-        const auto lead = static_cast<unsigned char>(text[at]);
-        std::uint32_t code = 0;
-        if (lead < 0xE0) {
-            code = (lead & 0x1FU) << 6 | byte(1);
-            at += 2;
-        } else if (lead < 0xF0) {
-            code = (lead & 0x0FU) << 12 | byte(1) << 6 | byte(2);
-            at += 3;
-        } else {
-            code = (lead & 0x07U) << 18 | byte(1) << 12 | byte(2) << 6 | byte(3);
-            at += 4;
-        }
-        return code;
-    }
-
-    static std::size_t encode(std::uint32_t code, char* bytes) {
-        const auto tail = [&](int shift) { return static_cast<char>(0x80 | (code >> shift & 0x3F)); };
-        if (code < 0x80) {
-            bytes[0] = static_cast<char>(code);
-            return 1;
-        }
-        if (code < 0x800) {
-            bytes[0] = static_cast<char>(0xC0 | code >> 6), bytes[1] = tail(0);
-            return 2;
-        }
-        if (code < 0x10000) {
-            bytes[0] = static_cast<char>(0xE0 | code >> 12), bytes[1] = tail(6), bytes[2] = tail(0);
-            return 3;
-        }
-        bytes[0] = static_cast<char>(0xF0 | code >> 18), bytes[1] = tail(12), bytes[2] = tail(6), bytes[3] = tail(0);
-        return 4;
-    }
 
     wordpiece::Characters characters_;
     std::array<char, 0x80> ascii_{};

@@ -19,21 +19,9 @@
 #include "minhash.hpp"
 #include "punkt.hpp"
 #include "text_rules.hpp"
+#include "utf8.hpp"
 
 namespace mdata::text {
-
-inline void append_code(std::uint32_t code, std::string& bytes) {
-    const auto tail = [&](int shift) { bytes += static_cast<char>(0x80 | (code >> shift & 0x3F)); };
-    if (code < 0x80) {
-        bytes += static_cast<char>(code);
-    } else if (code < 0x800) {
-        bytes += static_cast<char>(0xC0 | code >> 6), tail(0);
-    } else if (code < 0x10000) {
-        bytes += static_cast<char>(0xE0 | code >> 12), tail(6), tail(0);
-    } else {
-        bytes += static_cast<char>(0xF0 | code >> 18), tail(12), tail(6), tail(0);
-    }
-}
 
 inline constexpr std::uint32_t kCapitalSigma = 0x3A3, kSigma = 0x3C3, kFinalSigma = 0x3C2, kDottedI = 0x130;
 

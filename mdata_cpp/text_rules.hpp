@@ -20,6 +20,7 @@
 
 #include "minhash.hpp"
 #include "text_classes.hpp"
+#include "utf8.hpp"
 
 namespace mdata::text {
 
@@ -35,26 +36,6 @@ inline const std::vector<std::uint8_t>& class_table() {
         return classes;
     }();
     return table;
-}
-
-struct Code {
-    std::uint32_t value;
-    std::uint32_t size;  // bytes
-};
-
-inline Code code_at(std::string_view text, std::size_t at) {
-    const auto byte = [&](std::size_t place) { return static_cast<std::uint32_t>(text[at + place]) & 0x3F; };
-    const auto lead = static_cast<unsigned char>(text[at]);
-    if (lead < 0x80) return {lead, 1};
-    if (lead < 0xE0) return {(lead & 0x1FU) << 6 | byte(1), 2};
-    if (lead < 0xF0) return {(lead & 0x0FU) << 12 | byte(1) << 6 | byte(2), 3};
-    return {(lead & 0x07U) << 18 | byte(1) << 12 | byte(2) << 6 | byte(3), 4};
-}
-
-inline std::size_t last_code_begin(std::string_view text) {
-    std::size_t at = text.size() - 1;
-    while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-    return at;
 }
 
 inline unsigned classes_of(std::uint32_t code) { return class_table()[code]; }

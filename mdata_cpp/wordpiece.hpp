@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "spares.hpp"
+#include "utf8.hpp"
 #include "wordpiece_characters.hpp"
 #include "wordpiece_trie.hpp"
 
@@ -77,24 +78,7 @@ public:
 
     void push(std::uint32_t code) {
         if (++chars_ > most_chars_) return;
-        char* to = reserve(4);
-        const auto put = [&](std::uint32_t byte) { *to++ = static_cast<char>(byte); };
-        if (code < 0x80) {
-            put(code);
-        } else if (code < 0x800) {
-            put(0xC0 | code >> 6);
-            put(0x80 | (code & 0x3F));
-        } else if (code < 0x10000) {
-            put(0xE0 | code >> 12);
-            put(0x80 | (code >> 6 & 0x3F));
-            put(0x80 | (code & 0x3F));
-        } else {
-            put(0xF0 | code >> 18);
-            put(0x80 | (code >> 12 & 0x3F));
-            put(0x80 | (code >> 6 & 0x3F));
-            put(0x80 | (code & 0x3F));
-        }
-        size_ = static_cast<std::size_t>(to - data_.data());
+        size_ += write_code(code, reserve(4));
     }
 
     // A run of ASCII characters that stay in a word, each as `become` says; the first surely does, a 0 ends the run.
