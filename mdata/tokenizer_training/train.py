@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from mdata.errors import UsageError, counted, os_errors_named
+from mdata.errors import UsageError, counted, explain_os_error, os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter
 from mdata.sources.input_files import find_inputs
@@ -110,10 +111,15 @@ def train_tokenizer(
 
 
 def _check_output(output: Path, options: TrainOptions, progress: Progress) -> None:
-    nearest = next(path for path in (output, *output.parents) if os.path.lexists(path))
-    with os_errors_named(f"writing the tokenizer to {output}"), os.scandir(nearest):
-        pass
     there = [name for name in _OUR_FILES if (output / name).exists()]
+    if not there:  # what is there may be the same tokenizer, which is not written again
+        nearest = next(path for path in (output, *output.parents) if os.path.lexists(path))
+        try:
+            TemporaryFile(dir=nearest).close()
+        except OSError as error:
+            raise explain_os_error(
+                OSError(error.errno, "", str(nearest)), f"writing the tokenizer to {output}"
+            ) from error
     if there and not options.overwrite:
         progress.note(f"{output} already contains {there[0]}; --overwrite replaces it")
 

@@ -225,6 +225,12 @@ def test_an_output_that_cannot_be_a_folder_is_refused_before_the_text_is_read(te
         made(text, tmp_path / output, "byte-bpe")
 
 
+def test_a_folder_that_takes_no_files_is_refused_before_the_text_is_read(text, monkeypatch):
+    monkeypatch.setattr(sys.modules["mdata.tokenizer_training.train"], "take_sample", pytest.fail)
+    with pytest.raises(mdata.MdataError, match=r"writing the tokenizer to /proc/1/a: /proc/1: "):
+        made(text, Path("/proc/1/a"), "byte-bpe")
+
+
 @pytest.mark.usefixtures("here")
 def test_the_current_folder_can_be_the_output(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
