@@ -125,6 +125,9 @@ def test_a_run_folder_that_cannot_be_made_is_told_before(run_file, capsys, monke
     told = capsys.readouterr().err
     assert "run' is not writable: no permission for" in told
     assert "checkpoint.folder='elsewhere' is not writable: no permission for" in told
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY, f_blocks=1))
+    assert main([command, run_file]) == 2
+    assert f"is not writable: {Path(run_file).parent} is on a read-only file system; choose" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["check", "train"])

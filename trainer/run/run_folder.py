@@ -159,7 +159,9 @@ def folder_problems(config: RunConfig, *, anywhere: bool = False) -> Iterator[st
         elif not os.access(there, os.W_OK | os.X_OK):
             if anywhere:
                 continue
-            yield f"{key}={folder!r} is not writable: no permission for {there}; choose another folder"
+            read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+            why = f"{there} is on a read-only file system" if read_only else f"no permission for {there}"
+            yield f"{key}={folder!r} is not writable: {why}; choose another folder"
         elif not _stores_files(there):
             yield f"{key}={folder!r} is not writable: {there} stores no files; choose another folder"
         elif (holder := file_lock.held_by(place / ".lock")) and not (takes_over or anywhere or holder in holders):
