@@ -30,6 +30,7 @@ MOST_BYTES = 1 << 20  # of a script
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain config --help`."""
+    parser.no_option = "--from-megatron 'SCRIPT ARGUMENT ...', all in the same quotes"
     parser.add_argument(
         "--from-megatron",
         metavar="COMMAND",

@@ -67,6 +67,11 @@ def test_a_run_as_toml(capsys, every_key):
     assert json.loads(told(capsys, "--from-megatron", RUN, "--json")[1])["settings"]["model"]["num_layers"] == 2
 
 
+def test_arguments_of_a_script_belong_into_its_quotes(capsys):
+    code, _, err = told(capsys, "--from-megatron", "train_gpt.sh", "checkpoints", "corpus")
+    assert code == 2 and "try: --from-megatron 'SCRIPT ARGUMENT ...', all in the same quotes" in err
+
+
 def test_a_script_with_its_own_arguments(tmp_path, capsys, every_key):
     script = tmp_path / "train.sh"
     script.write_text("#!/bin/bash\nOUT=$1\n" + RUN.replace("--lr 1e-3", "--lr 1e-3 --save $OUT") + "\n")
