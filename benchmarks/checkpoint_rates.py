@@ -137,18 +137,18 @@ def main() -> None:
         if is_main:
             shutil.rmtree(saved)
             (folder / "latest").unlink()
-            found = {
-                "preset": arguments.preset,
-                "ranks": ranks,
-                "gb": round(total / 1e9, 2),
-                "disk_write": round(disk_write, 2),
-                "save": round(save, 2),
-                "save_of_disk": round(save / disk_write, 2),
-                "disk_read": round(disk_read, 2),
-                "load": round(load, 2),
-                "load_of_disk": round(load / disk_read, 2),
-                "peak_host_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20), 2),
+            rates = {
+                "gb": total / 1e9,
+                "disk_write": disk_write,
+                "save": save,
+                "save_of_disk": save / disk_write,
+                "disk_read": disk_read,
+                "load": load,
+                "load_of_disk": load / disk_read,
+                "peak_host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
             }
+            found = {"preset": arguments.preset, "ranks": ranks}
+            found |= {name: float(f"{value:.3g}") for name, value in rates.items()}
             print(json.dumps(found), flush=True)
 
 
