@@ -54,11 +54,17 @@ def look_at(path: Path) -> Identity:
 
 
 def lies_at(path: Path, identity: Identity) -> bool:
-    """Whether the file at this path is still the same one."""
+    """Whether the file at this path is still the same one.
+
+    Raises:
+        UsageError, ResourceError: it may be there, but cannot be inspected.
+    """
     try:
         return identity_of(path.stat()) == identity
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        raise explain_os_error(error, "reading") from error
 
 
 def map_bytes(path: Path, identity: Identity | None = None) -> NDArray[np.uint8]:

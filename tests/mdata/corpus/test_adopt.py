@@ -319,6 +319,23 @@ def test_a_pair_that_is_replaced_before_it_is_read_is_refused(tmp_path, monkeypa
     assert names(tmp_path) == {"x.bin", "x.idx"}
 
 
+def test_a_pair_that_cannot_be_looked_at_again_has_not_changed(prefix, monkeypatch):
+    """To wait until nothing writes to it would not help."""
+    stat = Path.stat
+
+    class Failing(Notes):
+        def end(self) -> None:
+            monkeypatch.setattr(Path, "stat", failing)
+
+    def failing(path: Path, **how: bool) -> os.stat_result:
+        if path.suffix == ".bin":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return stat(path, **how)
+
+    with pytest.raises(mdata.ResourceError, match=r"\.bin: Input/output error"):
+        adopt(prefix, TOKENIZER, full=True, progress=Failing())
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_every_write_sync_and_rename_may_fail(prefix, monkeypatch, code):
     """A typed error and no manifest; the next adoption then does it."""
