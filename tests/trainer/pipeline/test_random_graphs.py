@@ -25,12 +25,12 @@ def _drawn(seed: int, kind: str) -> tuple[RunConfig, int, bool]:
     for config, ranks, _ in test_random_models._valid(seed, kind):
         mesh, train = config.mesh, config.train
         sharing = ranks // mesh.pp // mesh.tp
-        microbatches = train.global_batch // sharing // train.micro_batch
-        excluded = config.model.moe is not None or mesh.cp > 1 or ranks > 2 or microbatches < 2
+        count = train.global_batch // sharing // train.micro_batch
+        excluded = config.model.moe is not None or mesh.cp > 1 or ranks > 2 or count < 2
         if excluded or why_not_recorded(config, sharing=sharing):
             continue
         beside = not why_not_beside(replace(config, kernels=replace(PLAIN, cuda_graphs="on")))
-        recorded = sharing == 1 or microbatches > 2  # the first and the last are computed there
+        recorded = sharing == 1 or count > 2  # the first and the last are computed there
         return replace(config, kernels=PLAIN), ranks, bool(seed % 2) and beside and recorded
     raise AssertionError("the draws have no end")
 
