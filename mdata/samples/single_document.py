@@ -2,10 +2,9 @@
 
 Sample k is one document, chosen by the permutation of the native order over the documents of the range; its position is
 looked up in the index. A longer document gives its first S + 1 tokens (S without the extra token) and the rest is not
-read. If longer ones are left
-out (and with them those of less than two tokens, which have nothing to predict), the documents are counted in blocks
-once, at opening: 8 bytes for 512 documents, and no stored order. Cutting needs no such pass; an empty document is then
-a row without loss.
+read. If longer ones are left out (and with them those of less than two tokens, which have nothing to predict), the
+documents are counted in blocks once, at opening: 8 bytes for 512 documents, and no stored order. Cutting needs no such
+pass; an empty document is then a row without loss.
 """
 
 from __future__ import annotations
