@@ -309,8 +309,8 @@ def _best_steps(losses: Mapping[int, float], count: int) -> frozenset[int]:
 
 
 def _prune(settings: CheckpointSection, root: Location, best: Collection[int]) -> None:
-    # The newest checkpoint exists: if storage does not answer, the next save removes the surplus.
-    with suppress(MdataError):
+    # The newest checkpoint exists: if the disk or the storage does not answer, the next save removes the surplus.
+    with suppress(MdataError, OSError):
         remove_old(root, settings.keep, every=settings.keep_every or 0, best=best)
 
 

@@ -27,7 +27,7 @@ from trainer.errors import rank_here
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.placement import Placement
 from trainer.parallel.world import join_world
-from trainer.run import after_step
+from trainer.run import after_step, saving
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.train import train
@@ -245,6 +245,18 @@ def test_the_best_and_every_nth_are_kept(config_of, tmp_path):
     losses = {line["step"]: line["valid"]["held"] for line in read_metrics(Path(config.run.folder))}
     best = min(losses, key=lambda step: losses[step])
     assert steps_saved(config) == sorted({4, best, 6})
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOENT])  # a file server restarts; a user removes one, too
+def test_a_checkpoint_exists_though_the_older_ones_cannot_be_removed(number, config_of, tmp_path, monkeypatch):
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number), "step-2/tokenizer")
+
+    monkeypatch.setattr(saving, "remove_old", fails)
+    config = config_of(tmp_path / "run", keep=1)
+    alone(config)
+    assert steps_saved(config) == [2, 4, 6]
+    assert [event["step"] for event in events(config, "saved")] == [2, 4, 6]
 
 
 def _one_fails(context: Any, config: RunConfig) -> str:
