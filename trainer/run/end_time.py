@@ -76,10 +76,19 @@ def deadlines(run: RunSection, env: Mapping[str, str], *, began_s: float) -> lis
 
 
 class EndTime:
-    """Tells when the run ends, on the rank whose clock counts."""
+    """Tells when the run ends, on the rank whose clock counts.
 
-    def __init__(self, deadlines: list[Deadline], clock: Callable[[], float] = time.time) -> None:
-        self.deadlines, self._clock = deadlines, clock
+    Args:
+        clock: seconds since 1970. seconds: of a clock that is never set, for the time of steps.
+    """
+
+    def __init__(
+        self,
+        deadlines: list[Deadline],
+        clock: Callable[[], float] = time.time,
+        seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.deadlines, self._clock, self._seconds = deadlines, clock, seconds
         self._asked_s: float | None = None
         self._steps = deque[float](maxlen=STEPS)
 
@@ -97,10 +106,10 @@ class EndTime:
         Args:
             save_s: the longest time that a checkpoint took so far.
         """
-        now = self._clock()
+        now, asked_s = self._clock(), self._seconds()
         if self._asked_s is not None:
-            self._steps.append(now - self._asked_s)
-        self._asked_s = now
+            self._steps.append(asked_s - self._asked_s)
+        self._asked_s = asked_s
         for number, (at_s, _, kills, _) in enumerate(self.deadlines):
             if now >= at_s - (self.margin_s(save_s) if kills else 0):
                 return ENDS + number

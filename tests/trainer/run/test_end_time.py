@@ -71,7 +71,7 @@ def test_a_time_that_has_passed_is_refused():
 
 def test_a_limit_that_kills_leaves_time_for_the_save_and_two_steps():
     clock = Clock(step=0.0)
-    times = EndTime([Deadline(1e9, "later"), Deadline(10_000.0, "limit", kills=True)], clock)
+    times = EndTime([Deadline(1e9, "later"), Deadline(10_000.0, "limit", kills=True)], clock, clock)
     for clock.now in (0.0, 50.0, 60.0):
         assert times.vote(100.0) == 0.0
     assert times.margin_s(100.0) == MARGIN_S + 200 + 100
@@ -81,6 +81,15 @@ def test_a_limit_that_kills_leaves_time_for_the_save_and_two_steps():
     for clock.now, vote in ((9619.0, 0.0), (9660.0, ENDS + 1)):
         assert times.vote(100.0) == vote
     assert (times.named(ENDS + 1), times.named(0.0)) == (times.deadlines[1], None)
+
+
+def test_a_clock_that_is_set_is_no_long_step():
+    """One that was an hour behind: the run would end two hours before its limit."""
+    clock, seconds = Clock(step=0.0), Clock(step=10.0)
+    times = EndTime([Deadline(10_000.0, "limit", kills=True)], clock, seconds)
+    for clock.now in (0.0, 10.0, 3620.0, 3630.0):
+        assert times.vote(0.0) == 0.0
+    assert times.margin_s(0.0) == MARGIN_S + 20
 
 
 @pytest.mark.parametrize(
@@ -95,7 +104,7 @@ def test_a_run_that_ends_at_its_time_goes_on_bit_for_bit(run, env, why, tmp_path
     straight, config = run_in(tmp_path / "straight"), run_in(tmp_path / "run", **run)
     alone(straight)
     now = parse_time("2026-11-26 18:00") - 170 if "exit_at" in run else 4000000000 - 350 if env else time.time()
-    monkeypatch.setattr(after_step, "EndTime", lambda times: EndTime(times, Clock(now)))
+    monkeypatch.setattr(after_step, "EndTime", lambda times: EndTime(times, Clock(now), Clock()))
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(StoppedError) as stopped:
@@ -114,7 +123,7 @@ def test_a_run_that_ends_at_its_time_goes_on_bit_for_bit(run, env, why, tmp_path
 def _clocks_that_differ(context: Any, config: RunConfig, stops: str) -> None:
     """Rank 1's clock is hours ahead; rank 0's decides."""
     ahead = 1e5 * context.rank
-    after_step.EndTime = lambda times: EndTime(times, Clock(time.time() + ahead))  # type: ignore[misc, assignment]
+    after_step.EndTime = lambda times: EndTime(times, Clock(time.time() + ahead), Clock())  # type: ignore[misc, assignment]
     try:
         train(config, context.join(Mesh(context.world)))
     except StoppedError as stopped:
