@@ -199,7 +199,7 @@ def variables(pairs: list[str]) -> dict[str, str]:
 
 
 def _seconds(limit: str | None) -> int | None:
-    """The seconds of a time limit in Slurm's forms, "60", "1:30:00", "2-12"; None: another form, which Slurm checks."""
+    """The seconds of a time limit in Slurm's forms, "60", "1:30:00", "2-12"; None: none, or one that Slurm checks."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit or "")
     if match is None:
         return None
@@ -207,7 +207,7 @@ def _seconds(limit: str | None) -> int | None:
     if match[1] is None and match[4] is None:  # minutes:seconds
         numbers = [0, *numbers[:2]]
     hours, minutes, seconds = numbers
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds or None  # Slurm takes 0 for no limit
 
 
 def _job(arguments: argparse.Namespace, words: list[str], run: argparse.Namespace, read: ReadConfig) -> RunJob:

@@ -78,6 +78,12 @@ def test_a_batch_file_is_printed_and_not_submitted(slurm, capsys):
     assert "tp = 2\n" in Path("runs/first/job/run.toml").read_text() and not Path("runs/first/job/job.json").exists()
 
 
+@pytest.mark.parametrize("limit", ["0", "0:00", "UNLIMITED"])
+def test_no_time_limit_is_none_that_is_too_short(limit, slurm, capsys):
+    assert launch_slurm("--time", limit, "--print") == 0
+    assert f"#SBATCH --time={limit}\n" in capsys.readouterr().out
+
+
 def test_with_fewer_nodes_the_layout_is_the_one_that_the_run_shrinks_to(slurm, here, capsys):
     words = ["--nodes", "1-2", "--print"]
     run = ["run.toml", "--nproc", "1", "mesh.tp=2"]
