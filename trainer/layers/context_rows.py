@@ -105,8 +105,11 @@ class RowChunks:
         return torch.stack([states[number] for number in self._mine], 1).flatten(0, 1)
 
     def _own(self, x: Tensor) -> Tensor:
-        """This rank's chunks of those of whole rows: [B, 2 cp, ...] -> [R, ...]."""
-        return x[:, self._mine].flatten(0, 1)
+        """This rank's chunks of those of whole rows: [B, 2 cp, ...] -> [R, ...].
+
+        One by one: a list as an index is a tensor on the host, whose copy waits and cannot be part of a CUDA graph.
+        """
+        return torch.stack([x[:, number] for number in self._mine], 1).flatten(0, 1)
 
 
 def _shifted(x: Tensor, value: int = 0) -> Tensor:
