@@ -20,6 +20,10 @@ CHUNK = 64  # tokens of a chunk
 BLOCK_N = 128  # of a state, that one program passes from chunk to chunk
 HEADS = 8  # of a group, over which one program sums the gradients of B and C
 WARPS = {"states": 4, "outputs": 4, "state_gradients": 4, "gradients": 8, "convolution": 2}  # of a program
+# Of a program of `outputs` in 16 bits for narrow heads. With 4, ptxas 12.8 (of Triton 3.6 and 3.7) puts wrong high
+# words into the places of factors in shared memory on Hopper: wrong sums, or an illegal address. Products of 2 warps
+# have no such places, which only those of four warps at once do.
+NARROW, NARROW_WARPS = 64, 2
 STAGES = {2: 3, 4: 1}  # at most, of a loop's loads, by bytes of an activation; 3 is Triton's default
 WIDTHS = (16, 32, 64, 128)  # of heads and of states
 TAPS = 4  # of a convolution; one with fewer gets taps of 0
@@ -258,10 +262,12 @@ def _launch(name: str, grid: tuple[int, int, int], x: Tensor, *given: Any, **con
     """
     from triton.runtime import OutOfResources
 
+    is_narrow = name == "outputs" and x.element_size() == 2 and constants["P"] < NARROW
+    warps = NARROW_WARPS if is_narrow else WARPS[name]
     key = (name, x.device, x.dtype, *constants.values())
     for stages in range(_fitting.get(key, STAGES[x.element_size()]), 0, -1):
         try:
-            getattr(_kernels(), name)[grid](x, *given, **constants, num_warps=WARPS[name], num_stages=stages)
+            getattr(_kernels(), name)[grid](x, *given, **constants, num_warps=warps, num_stages=stages)
         except OutOfResources:
             if stages == 1:
                 raise

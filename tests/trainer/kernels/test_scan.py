@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from trainer.kernels import triton_scan
-from trainer.kernels.scan import causal_conv, chunk_scan, gated_norm, scan_step, step_sizes
+from trainer.kernels.scan import ScanSizes, causal_conv, chunk_scan, gated_norm, scan_step, step_sizes
+from trainer.kernels.self_test import differences
+from trainer.kernels.table import TRITON
 
 ROWS, HEADS, WIDTH, GROUPS, SIZE = 2, 4, 3, 2, 5
 
@@ -132,6 +134,14 @@ def test_the_triton_kernels_are_the_plain_scan(name):
         results.append((y.detach(), state.detach(), *torch.autograd.grad(y, inputs, dy.to(device, dtype))))
     for found, right in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=2e-5 * float(right.abs().max()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("width", "size"), itertools.product(triton_scan.WIDTHS, repeat=2))
+def test_the_triton_kernels_are_the_plain_scan_in_sixteen_bits(width, size, dtype):
+    """In every size: a compiler's fault may lie in some alone."""
+    assert differences("scan", TRITON, device=torch.device("cuda"), dtype=dtype, sizes=ScanSizes(width, size)) == ""
 
 
 @pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a GPU")
