@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mdata import UsageError
 from trainer.kernels import plain, scan
 from trainer.kernels.float8 import (
     BLOCK,
@@ -46,18 +47,45 @@ def differences(group: str, kernels: Any, *, device: torch.device, dtype: torch.
 
     Args:
         sizes: the model's, with which a scan is tried; a GPU may lack the shared memory that they need.
+
+    Raises:
+        UsageError: one of them left the GPU in a state in which this process cannot use it.
     """
     example = functools.partial(_scan, sizes=sizes) if group == "scan" else EXAMPLES[group]
-    failures: tuple[type[Exception], ...] = (*refusals(), TypeError, AttributeError, ImportError, AssertionError)
-    try:
-        results = list(example(kernels, _draws(device), dtype))
-    except failures as error:
-        return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    results = _computed(lambda: example(kernels, _draws(device), dtype), group, device)
+    if isinstance(results, str):
+        return results
     expected = example(plain, _draws(device), torch.float32)
     for (name, actual), (_, right) in zip(results, expected, strict=True):
         if problem := _difference(name, actual, right, tolerance=TOLERANCES[dtype]):
             return problem
     return ""
+
+
+def _computed(example: Callable[[], Results], group: str, device: torch.device) -> list[tuple[str, Tensor]] | str:
+    """The results of an example; or why there are none."""
+    failures: tuple[type[Exception], ...]
+    failures = (*refusals(), TypeError, ValueError, AttributeError, ImportError, AssertionError)
+    try:
+        results = list(example())
+        _wait(device)
+    except failures as error:
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        try:
+            _wait(device)
+        except RuntimeError:
+            way_out = f'set kernels.{group}="plain"' if group in EXAMPLES else "train and generate without FP8"
+            raise UsageError(
+                f"a kernel that was tried for {group} left the GPU unusable to this process ({reason})", fix=way_out
+            ) from error
+        return f"its self-test failed: {reason}"
+    return results
+
+
+def _wait(device: torch.device) -> None:
+    """For what was launched, so that it fails here if it fails."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @functools.cache
@@ -201,10 +229,9 @@ def float8_grouped_differences(product: Callable[..., Tensor], *, device: torch.
 def _float8_differences(
     examples: Callable[..., Results], kernels: tuple[Any, ...], plain: tuple[Any, ...], device: torch.device
 ) -> str:
-    try:
-        results = list(examples(*kernels, _draws(device)))
-    except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
-        return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    results = _computed(lambda: examples(*kernels, _draws(device)), "FP8", device)
+    if isinstance(results, str):
+        return results
     expected = examples(*plain, _draws(device))
     for (name, actual), (_, right) in zip(results, expected, strict=True):
         # Results are rounded to bf16. Values are equal, except where a scale that differs in its last bit changed one.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -104,6 +106,28 @@ def test_a_kernel_that_fails_outright_says_what_failed():
 
     reason = differences("weight_gradient", types.SimpleNamespace(add_product=broken), device=CPU, dtype=torch.float32)
     assert reason == "its self-test failed: RuntimeError: undefined symbol: x"
+
+
+BREAKS_THE_GPU = """
+import types, torch
+from mdata import UsageError
+from trainer.kernels.self_test import differences
+def broken(x, *_, **__):  # outside of a tensor, which the GPU finds when it is launched
+    y = x[torch.full((1,), 2**30, device=x.device)]
+    return y, y, y
+try:
+    differences("norm", types.SimpleNamespace(rms_norm=broken), device=torch.device("cuda"), dtype=torch.bfloat16)
+except UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_kernel_that_breaks_the_gpu_names_the_way_out():
+    """The process cannot go on with other kernels, as it does after other failures."""
+    child = subprocess.run([sys.executable, "-c", BREAKS_THE_GPU], capture_output=True, text=True)
+    assert "tried for norm left the GPU unusable" in child.stdout, child.stderr
+    assert 'kernels.norm="plain"' in child.stdout
 
 
 def test_fp8_kernels_are_compared_as_well():
