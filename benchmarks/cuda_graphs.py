@@ -20,6 +20,8 @@ import os
 import sys
 import tempfile
 import time
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -148,6 +150,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "tp 2, experts": (2, MOE, {"tp": 2, **SP}),
     "pp 2, zb_v, experts by bias, latent attention, later tokens": (2, LATENT, {"pp": 2, "schedule": "zb_v"}),
     "tp 2, hybrid": (2, HYBRID, {"tp": 2, **SP}),
+    "cp 2, hybrid": (2, HYBRID, {"cp": 2}),
     "pp 2, t5": (2, T5, {"micro_batch": 4, "pp": 2}),
     "tp 2": (2, LLAMA, {"tp": 2}),
     "tp 2, sequence parallel": (2, LLAMA, {"tp": 2, **SP}),
@@ -276,6 +279,7 @@ class Trained(NamedTuple):
         saved: hashes of the tensors of the last checkpoint.
         beside_saves: steps that were launched while a checkpoint was being written.
         grown_gib: the growth of the GPU's memory over the second half. seconds: of all steps.
+        waits: where launching the last step made the host wait for the GPU, as FILE:LINE.
     """
 
     numbers: list[float]
@@ -284,6 +288,7 @@ class Trained(NamedTuple):
     beside_saves: int
     grown_gib: float
     seconds: float
+    waits: list[str]
 
 
 def trained(config: RunConfig, world: World, steps: int) -> Trained:
@@ -296,7 +301,7 @@ def trained(config: RunConfig, world: World, steps: int) -> Trained:
 
 def _trained(config: RunConfig, world: World, steps: int) -> Trained:
     engine = random_engine(config, make_plan(config, world.world_size, facts=None), world)
-    numbers, middle, beside, began = [], 0, 0, time.perf_counter()
+    numbers, middle, beside, waits, began = [], 0, 0, list[str](), time.perf_counter()
     with Saver(config, engine, extras={}, tell=lambda kind, facts, text: None) as saver:
         for step in range(steps):
             batches = random_rows(engine, step)
@@ -304,7 +309,7 @@ def _trained(config: RunConfig, world: World, steps: int) -> Trained:
                 numbers.append(engine.evaluate(batches))
             if step % 10 == 6:
                 batches = batches[: len(batches) // 2]
-            with overflowing(engine) if step % 10 == 7 else nullcontext():
+            with overflowing(engine) if step % 10 == 7 else nullcontext(), noted_waits(waits, step == steps - 1):
                 pending = engine.step(batches, 1e-3)
             beside += saver.in_flight
             report = pending.read()
@@ -320,7 +325,7 @@ def _trained(config: RunConfig, world: World, steps: int) -> Trained:
     grown = (torch.cuda.memory_reserved() - middle) / 2**30
     state = {name: values.clone() for name, values in engine.optimizer.state.items()}
     gather_objects(None, world.groups["world"])  # every rank has read the checkpoint before its folder goes
-    return Trained(numbers, state, dict(saved), beside, grown, seconds)
+    return Trained(numbers, state, dict(saved), beside, grown, seconds, waits)
 
 
 def _position(engine: Engine, step: int) -> RunState:
@@ -346,15 +351,27 @@ def overflowing(engine: Engine) -> Iterator[None]:
         reducer.finish = finish  # type: ignore[method-assign]
 
 
-def compare(name: str, world: World, steps: int) -> dict[str, Any]:
-    """A layout trained with and without graphs."""
-    _, model, keys = LAYOUTS[name]
-    config = run_config(model, keys)
+@contextmanager
+def noted_waits(places: list[str], are_noted: bool) -> Iterator[None]:
+    """Note where the host waits for the GPU in this block."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn" if are_noted else "default")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = (one for one in caught if "called a synchronizing" in str(one.message))
+    places += [f"{Path(one.filename).name}:{one.lineno}" for one in waits]
+
+
+def compare(config: RunConfig, world: World, steps: int) -> dict[str, Any]:
+    """A run trained with and without graphs."""
     off, on = (dataclasses.replace(config.kernels, cuda_graphs=how) for how in ("off", "on"))
     off = dataclasses.replace(off, overlap_passes="off")
     computing, recording = (dataclasses.replace(config, kernels=kernels) for kernels in (off, on))
     if reason := why_not_recorded(config, sharing=make_plan(computing, world.world_size, facts=None).sharing):
-        return {"layout": name, "not recorded": reason}
+        return {"not recorded": reason}
     found = []
     for each in (computing, recording):
         found.append(trained(each, world, steps))
@@ -369,7 +386,6 @@ def compare(name: str, world: World, steps: int) -> dict[str, Any]:
     }
     pairs = enumerate(zip(computed.numbers, replayed.numbers, strict=True))
     return {
-        "layout": name,
         "equal": same_numbers and not differing and computed.saved == replayed.saved,
         "differing values, NaN, NaN": differing,
         "first difference": next((i for i, (a, b) in pairs if a != b == b), -1),
@@ -380,6 +396,7 @@ def compare(name: str, world: World, steps: int) -> dict[str, Any]:
         "loss": [computed.numbers[0], computed.numbers[-3]],
         "grown_gib": round(replayed.grown_gib, 3),
         "seconds": [round(one.seconds, 1) for one in found],
+        "waits": [Counter(one.waits) for one in found],
     }
 
 
@@ -399,20 +416,24 @@ def main(words: Sequence[str] | None = None) -> int:
         if ranks != place.world_size:
             continue
         own = PrefixStore(name, store) if store else None
-        beside = keys.get("overlap_passes") == "on"
-        mesh = mesh_of(run_config(model, keys), ranks)
-        world = join_world(mesh, placement=place, store=own, overlap_passes=beside)
-        answers = gather_objects(compare(name, world, arguments.steps), world.groups["world"])
-        bad = [(rank, a) for rank, a in enumerate(answers) if not a.get("equal", True)]
-        answer = answers[0] | {"equal on all ranks": not bad, "others": bad[1:] if len(bad) > 1 else bad}
+        answer = {"layout": name} | compare_on_all_ranks(run_config(model, keys), place, own, arguments.steps)
         failed |= not answer["equal on all ranks"]
         results.append(answer)
-        if world.is_main:
+        if place.rank == 0:
             print(json.dumps(answer), flush=True)
             if arguments.out:
                 Path(arguments.out).write_text(json.dumps(results, indent=1) + "\n")
-        leave_world()
     return int(failed)
+
+
+def compare_on_all_ranks(config: RunConfig, place: Placement, store: PrefixStore | None, steps: int) -> dict[str, Any]:
+    """What `compare` gives on the first rank, and what it gives on ranks whose bits differ."""
+    beside = config.kernels.overlap_passes == "on"
+    world = join_world(mesh_of(config, place.world_size), placement=place, store=store, overlap_passes=beside)
+    answers = gather_objects(compare(config, world, steps), world.groups["world"])
+    leave_world()
+    bad = [(rank, answer) for rank, answer in enumerate(answers) if not answer.get("equal", True)]
+    return answers[0] | {"equal on all ranks": not bad, "others": bad[1:] if len(bad) > 1 else bad}
 
 
 if __name__ == "__main__":
