@@ -37,7 +37,7 @@ py::tuple sign(const mh::Signer& signer, const py::list& texts) {
     std::vector<std::uint8_t> has_ngram(views.size());
     {
         const py::gil_scoped_release unlocked;
-        std::vector<std::uint32_t> begins;
+        std::vector<std::size_t> begins;
         std::vector<std::uint64_t> hashes, signature;
         for (std::size_t number = 0; number < views.size(); ++number) {
             const std::size_t start = forms.size();
@@ -77,7 +77,7 @@ py::tuple ngram_sets(const mh::Signer& signer, const py::list& texts) {
     {
         const py::gil_scoped_release unlocked;
         std::string form;
-        std::vector<std::uint32_t> begins;
+        std::vector<std::size_t> begins;
         std::vector<std::uint64_t> hashes;
         for (const std::string_view text : views) {
             form.clear(), begins.clear();

@@ -110,13 +110,13 @@ public:
     }
 
     // Appends the words, joined by blanks, to `form`, and where each begins in it to `begins`.
-    void append(std::string_view text, std::string& form, std::vector<std::uint32_t>& begins) const {
+    void append(std::string_view text, std::string& form, std::vector<std::size_t>& begins) const {
         const std::size_t start = form.size();
         bool inside = false;
         const auto put = [&](const char* bytes, std::size_t size) {
             if (!inside) {
                 if (form.size() != start) form.push_back(' ');
-                begins.push_back(static_cast<std::uint32_t>(form.size() - start));
+                begins.push_back(form.size() - start);
                 inside = true;
             }
             form.append(bytes, size);
@@ -257,7 +257,7 @@ public:
 
     // Appends the normal form of a text to `form`, and where each of its units begins in it to `begins`.
     void normal_form(const NormalForm& words, std::string_view text, std::string& form,
-                     std::vector<std::uint32_t>& begins) const {
+                     std::vector<std::size_t>& begins) const {
         const std::size_t start = form.size();
         if (unit_ == Unit::given || unit_ == Unit::raw) form += text;
         else words.append(text, form, begins);
@@ -266,11 +266,11 @@ public:
         for (std::size_t at = 0; start + at < form.size(); ++at) {
             const bool is_first = unit_ == Unit::given ? at == 0 || form[start + at - 1] == ' '
                                                        : (static_cast<unsigned char>(form[start + at]) & 0xC0) != 0x80;
-            if (is_first) begins.push_back(static_cast<std::uint32_t>(at));
+            if (is_first) begins.push_back(at);
         }
         // A blank at the end is followed by a word without letters, as one at the start follows one.
         if (unit_ == Unit::given && form.size() > start && form.back() == ' ')
-            begins.push_back(static_cast<std::uint32_t>(form.size() - start));
+            begins.push_back(form.size() - start);
         if (unit_ == Unit::raw && !begins.empty()) begins.pop_back();
     }
 
@@ -295,7 +295,7 @@ public:
     }
 
     // The hashes of all n-grams of units that begin at `begins` in `form`; none if there are fewer units.
-    void ngram_hashes(std::string_view form, std::span<const std::uint32_t> begins,
+    void ngram_hashes(std::string_view form, std::span<const std::size_t> begins,
                       std::vector<std::uint64_t>& hashes) const {
         hashes.clear();
         const std::size_t blank = unit_ == Unit::words || unit_ == Unit::given ? 1 : 0;

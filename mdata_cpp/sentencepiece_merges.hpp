@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <queue>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -241,6 +242,7 @@ class Merges {
 
     template <typename Out>
     void encode_long(std::string_view word, Out&& out) const {
+        if (word.size() >= kGone) throw std::overflow_error("a word of 4 GiB or more");
         std::vector<Link> chain;
         std::vector<std::uint64_t> waiting;  // rank and place
         for (std::size_t at = 0, size = 0; at < word.size(); at += size) {

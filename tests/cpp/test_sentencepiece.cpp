@@ -6,6 +6,7 @@
 #include <set>
 
 #include "check.hpp"
+#include "far_text.hpp"
 #include "forks.hpp"
 
 using namespace mdata::sp;
@@ -235,6 +236,13 @@ void test_children() {
     CHECK(check::in_children(300, encode, [&] { return encode() == expected; }));
 }
 
+// Symbols have numbers of 32 bits: a longer word is refused before any of it is read.
+void test_far_words() {
+    const Merges merges({{"a", 0, 1}, {"b", 0, 2}, {"ab", 1, 3}});
+    const check::FarText word((std::size_t{1} << 32) - 2, "");
+    CHECK_THROWS(std::overflow_error, merges.encode(word.view(), [](std::int32_t, std::size_t, std::size_t) {}));
+}
+
 void test_ids() {
     Ids ids;
     for (int round = 0; round < 3; ++round) {
@@ -258,6 +266,7 @@ int main() {
     test_words();
     test_encoding();
     test_children();
+    test_far_words();
     test_ids();
     return check::finish("sentencepiece");
 }
