@@ -1,14 +1,14 @@
 // Repeated substrings of texts, from a suffix array built by induced sorting (Nong, Zhang and Chan, 2009).
 //
-// 4 bytes for each byte of text, and less than as much again while it is built; texts of less than 2^31 bytes.
+// 4 bytes for each byte of text, and as much again at most while it is built and used; texts of less than 2^31 bytes.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace mdata::suffixes {
@@ -127,6 +127,32 @@ inline std::vector<Index> suffix_array(std::span<const std::uint8_t> text) {
     return suffixes;
 }
 
+// Whether the suffix at a position begins with the same `length` bytes as the one before it in order. What a suffix has in
+// common with that is at most one byte less for the next position (Karkkainen, Manzini and Puglisi, 2009), so no byte is
+// compared again and again where a text is periodic.
+inline std::vector<bool> equal_to_last(std::span<const std::uint8_t> text, std::span<const Index> suffixes,
+                                       std::size_t length) {
+    std::vector<Index> last(text.size(), -1);  // the suffix before that at a position
+    for (std::size_t number = 1; number < suffixes.size(); ++number)
+        last[static_cast<std::size_t>(suffixes[number])] = suffixes[number - 1];
+    std::vector<bool> equal(text.size());
+    std::size_t common = 0;
+    for (std::size_t position = 0; position < text.size(); ++position) {
+        if (position + kAhead < text.size() && last[position + kAhead] >= 0)
+            __builtin_prefetch(&text[static_cast<std::size_t>(last[position + kAhead])]);
+        if (last[position] < 0) {
+            common = 0;
+            continue;
+        }
+        const auto other = static_cast<std::size_t>(last[position]);
+        const std::size_t most = std::min(length, text.size() - std::max(position, other));
+        while (common < most && text[position + common] == text[other + common]) ++common;
+        equal[position] = common == length;
+        common -= common > 0;
+    }
+    return equal;
+}
+
 // The bytes that repeat earlier ones: ranges [begin, end) of `text`, rising and apart. Of substrings of `length` bytes that
 // are equal, all bytes are in one but those of the earliest, which a later one may overlap. Substrings lie inside one of
 // the documents that end at `ends`.
@@ -138,8 +164,8 @@ inline std::vector<std::int64_t> repeated_ranges(std::span<const std::uint8_t> t
         throw std::invalid_argument("documents end one after the other, inside the text");
     if (length > text.size()) return {};
     const std::vector<Index> suffixes = suffix_array(text);
+    const std::vector<bool> is_equal = equal_to_last(text, suffixes, length);
     std::vector<bool> repeats(text.size());  // whether a whole substring begins there that repeats an earlier one
-    std::vector<bool> is_rest(text.size());  // of a substring that overlaps with the earliest
     std::vector<bool> is_inside(text.size());
     std::int64_t begin = 0;
     for (const std::int64_t end : ends) {
@@ -147,37 +173,35 @@ inline std::vector<std::int64_t> repeated_ranges(std::span<const std::uint8_t> t
             is_inside[static_cast<std::size_t>(at)] = true;
         begin = end;
     }
-    const auto same = [&](Index one, Index other) {
-        return std::memcmp(&text[static_cast<std::size_t>(one)], &text[static_cast<std::size_t>(other)], length) == 0;
-    };
     const auto size = static_cast<Index>(length);
+    std::vector<std::pair<Index, Index>> rests;  // [begin, end) of what equal substrings leave of the earliest they overlap
     for (std::size_t begin_at = 0, end_at = 0; begin_at < suffixes.size(); begin_at = end_at) {
         // Equal substrings are neighbours; those that reach into the next document may lie between them.
-        Index first = -1, before = -1;
-        std::size_t members = 0;
+        Index first = -1, last_overlap = -1;
         for (end_at = begin_at; end_at < suffixes.size(); ++end_at) {
             const Index position = suffixes[end_at];
-            if (end_at + kAhead < suffixes.size())
-                __builtin_prefetch(&text[static_cast<std::size_t>(suffixes[end_at + kAhead])]);
-            if (!is_inside[static_cast<std::size_t>(position)]) continue;
-            if (before >= 0 && !same(before, position)) break;
-            first = before < 0 ? position : std::min(first, position);
-            before = position, ++members;
+            if (end_at > begin_at && !is_equal[static_cast<std::size_t>(position)]) break;
+            if (is_inside[static_cast<std::size_t>(position)]) first = first < 0 ? position : std::min(first, position);
         }
-        for (std::size_t number = begin_at; members > 1 && number < end_at; ++number) {
+        for (std::size_t number = begin_at; number < end_at; ++number) {
             const Index position = suffixes[number];
             if (!is_inside[static_cast<std::size_t>(position)] || position == first) continue;
             if (position - first >= size) repeats[static_cast<std::size_t>(position)] = true;
-            else
-                for (Index at = first + size; at < position + size; ++at) is_rest[static_cast<std::size_t>(at)] = true;
+            else last_overlap = std::max(last_overlap, position);
         }
+        if (last_overlap >= 0) rests.emplace_back(first + size, last_overlap + size);
     }
+    std::sort(rests.begin(), rests.end());
     std::vector<std::int64_t> ranges;
-    for (std::size_t at = 0; at < text.size(); ++at) {
-        if (!repeats[at] && !is_rest[at]) continue;
-        const auto from = static_cast<std::int64_t>(at), to = from + (repeats[at] ? static_cast<std::int64_t>(length) : 1);
+    const auto add = [&](std::int64_t from, std::int64_t to) {
         if (!ranges.empty() && from <= ranges.back()) ranges.back() = std::max(ranges.back(), to);
         else ranges.push_back(from), ranges.push_back(to);
+    };
+    auto rest = rests.begin();
+    for (std::size_t at = 0; at < text.size(); ++at) {
+        const auto from = static_cast<std::int64_t>(at);
+        if (repeats[at]) add(from, from + static_cast<std::int64_t>(length));
+        for (; rest != rests.end() && rest->first == from; ++rest) add(from, rest->second);
     }
     return ranges;
 }
