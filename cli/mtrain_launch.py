@@ -11,14 +11,18 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdata.errors import UsageError, counted
+from mdata.errors import MdataError, UsageError, counted
 from mdata.launching.job_folder import launching
 from mdata.launching.on_ray import connected
+from mdata.launching.slurm_commands import run_slurm
 from mdata.util.commands import command_line
 from trainer.config.parse import RESUME_ADVICE
 from trainer.launching.job import RunJob, discard, load_job, prepare, save_job, start_here
@@ -280,7 +284,7 @@ def _launch(
         prepare(job, dump_config(read.config))
         nproc = ["--nproc", str(job.ranks_per_node)]
         job = start_here(job, [*command_line("mtrain"), "train", str(job.config), *nproc])
-        save_job(job)
+        _record(job)
         return f"process {job.id} trains in the background", job
     if arguments.engine == "ray":
         with connected(arguments.address):  # what is wrong is said here and now
@@ -289,7 +293,7 @@ def _launch(
         words = [f"--address={arguments.address}", f"--gpus={arguments.gpus or 0}", f"--cpus={arguments.cpus or 1}"]
         words += [f"--env={pair}" for pair in arguments.env]
         job = start_here(job, [*command_line("mtrain_ray"), job.run_folder, *words])
-        save_job(job)
+        _record(job)
         return f"process {job.id} waits for Ray's nodes, then trains on them", job
     from trainer.checkpoint.location import checkpoints_folder
     from trainer.launching.on_slurm import SlurmOptions, batch_text, excluding, submit
@@ -315,8 +319,21 @@ def _launch(
     if arguments.print:
         return text, job
     job = submit(job, text, options=options.site)
-    save_job(job)
+    _record(job)
     return f"Slurm job {job.id} is queued", job
+
+
+def _record(job: RunJob) -> None:
+    """Save the record of a job that was started; it is ended if there is none, since no command would find it."""
+    try:
+        save_job(job)
+    except BaseException:
+        with suppress(MdataError, OSError):
+            if job.engine == "slurm":
+                run_slurm(["scancel", job.id])
+            else:
+                os.killpg(int(job.id), signal.SIGTERM)
+        raise
 
 
 def _print_manifest(arguments: argparse.Namespace, words: list[str], job: RunJob, console: Console) -> None:

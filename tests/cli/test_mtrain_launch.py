@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cli import mtrain_launch
 from cli.mtrain import main
 from tests.cli.test_help import RUN
 from tests.trainer.launching.jobs import calls, programs
@@ -169,6 +172,27 @@ def test_what_cannot_start_is_refused_before_anything_is_written(slurm, here, ca
     told = capsys.readouterr().err
     assert message in told and "Traceback" not in told
     assert not (here / "runs").exists() and not any(call.startswith("sbatch") for call in calls(slurm))
+
+
+def test_a_job_without_a_record_is_ended(slurm, here, monkeypatch):
+    """No command would find it, and another launch would start a second one."""
+    started = []
+
+    def full(job):
+        if job.id:
+            started.append(job)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mtrain_launch, "save_job", full)
+    assert launch_slurm("--nodes", "2") == 5
+    assert "scancel 7" in calls(slurm)
+    assert main(["launch", "local", "--", "run.toml"]) == 5
+    late = time.monotonic() + 60
+    while started[1].is_same_process() and time.monotonic() < late:
+        os.waitpid(int(started[1].id), os.WNOHANG)
+        time.sleep(0.05)
+    assert [job.engine for job in started] == ["slurm", "local"] and not started[1].is_same_process()
+    assert not (here / "runs/first").exists()
 
 
 def test_what_slurm_refuses_leaves_nothing(slurm, here, capsys):
