@@ -45,6 +45,7 @@ __all__ = ["SAME_COMMAND", "Command", "Console", "Parser", "ReaderGone", "run"]
 
 # A long option with only one dash; not a number or a single letter.
 _ONE_DASH = re.compile(r"-[A-Za-z]{3}")
+_REQUIRED = "the following arguments are required: "
 _CHOICES = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose from (.*)\)")
 SAME_COMMAND = "run the same command again: it continues where it was stopped"
 _MOST_ADVISED = 4  # options that an abbreviation may stand for
@@ -106,6 +107,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage; a misspelt option is reported first: it may cause the other errors."""
+        if message.startswith(_REQUIRED):
+            for action in self._actions:
+                if not action.option_strings and action.choices:
+                    one_of = f"{action.dest} ({', '.join(map(str, action.choices))})"
+                    message = re.sub(rf"(?<= ){action.dest}(?=,|$)", one_of, message, count=1)
         before, separator, unknown = message.partition("unrecognized arguments: ")
         misspelt = self._unknown_options()
         if misspelt and not separator:

@@ -115,6 +115,8 @@ WRONG = [
     (["preprocess", "--input=x", "--output-prefix", "y"], 2, "are required: --tokenizer-type\n  try: mdata preprocess"),
     (["preprocess", "--input", "a", "--", "--inptu"], 2, "--tokenizer-type\n  try: mdata preprocess"),
     (["preprocess"], 2, "the following arguments are required: --input, --output-prefix, --tokenizer-type"),
+    (["launch", "--parts", "2"], 2, "are required: engine (local, slurm, ray)\n"),
+    (["completion"], 2, "are required: shell (bash, zsh, fish)\n"),
     (["blend", "-o", "x.json"], 2, "no data is given"),
     (["blend", "1", "a"], 2, "no output file is given"),
     (["blend", "1", "a", "-o", "x.json", "--samples", "3"], 2, "--samples needs --sequence-length"),
