@@ -121,7 +121,7 @@ def _valid_sections(tables: Mapping[str, Any]) -> dict[str, Any]:
         table = _table(tables, name)
         if table is None and "." in name:
             continue
-        arguments, _ = _parse_section(name, section, table if isinstance(table, Mapping) else {})
+        arguments, _, _ = _parse_section(name, section, table if isinstance(table, Mapping) else {})
         for field in own_fields(section):
             hint = _hints(section)[field.name]
             if field.name in arguments and _value_problem("", arguments[field.name], hint):
@@ -140,6 +140,7 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
     problems = [_unknown_section(name, tables[name]) for name in unknown[:_COMPARED]]
     problems += [f"there is no section [{_cut(name)}]" for name in unknown[_COMPARED:]]
     values: dict[str, Any] = {}
+    missing: list[str] = []
     tables, unknown_preset = _with_preset(tables)
     for name, section in sections.items():
         table = _table(tables, name)
@@ -149,11 +150,13 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
         if not isinstance(table, Mapping):
             problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and put its keys below it")
             continue
-        arguments, section_problems = _parse_section(name, section, table)
+        arguments, section_problems, section_missing = _parse_section(name, section, table)
         section_problems += unknown_preset if name == "model" else []
         problems += section_problems
-        if not section_problems:
+        missing += section_missing
+        if not section_problems and not section_missing:
             values[name] = section(**arguments)
+    problems += [_missing_keys(missing)] if missing else []
     return (None if problems else RunConfig(**_nested(values))), problems
 
 
@@ -396,12 +399,14 @@ def _override_value(text: str, hint: Any) -> Any:
     return parsed["value"]
 
 
-def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The arguments of a section, the problems of its keys, and the names of those that are missing."""
     hints = _hints(section)
     unknown = [key for key in table if key not in hints]
     problems = [_unknown_key(name, key, hints) for key in unknown[:_COMPARED]]
     problems += [f"there is no key {_cut(f'{name}.{key}')}" for key in unknown[_COMPARED:]]
     arguments: dict[str, Any] = {}
+    missing = []
     for field in own_fields(section):
         where, hint = f"{name}.{field.name}", hints[field.name]
         if field.name in table:
@@ -409,8 +414,15 @@ def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[
             problem = _value_problem(where, arguments[field.name], hint)
             problems += [problem] if problem else []
         elif field.default is dataclasses.MISSING:
-            problems.append(f"{where} is missing; it is required: {_expectation(hint)}")
-    return arguments, problems
+            missing.append(where)
+    return arguments, problems, missing
+
+
+def _missing_keys(names: Sequence[str]) -> str:
+    """One problem for all of them: an empty file lacks nine."""
+    if len(names) == 1:
+        return f"{names[0]} is missing; it is required: {expected_value(names[0])}"
+    return f"required and missing: {', '.join(f'{name} ({expected_value(name)})' for name in names)}"
 
 
 def _unknown_section(name: str, value: Any) -> str:

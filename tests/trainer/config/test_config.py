@@ -195,13 +195,13 @@ def test_a_value_that_resembles_an_allowed_one_is_corrected(section, key, value,
     )
 
 
-def test_a_missing_key_is_named_with_what_it_should_be():
+def test_missing_keys_are_named_in_one_problem_with_what_they_should_be():
     tables = tomllib.loads(SMALL)
     del tables["train"]["micro_batch"], tables["run"]
-    assert problems(tables) == [
-        "run.folder is missing; it is required: a string",
-        "train.micro_batch is missing; it is required: integer >= 1",
-    ]
+    assert problems(tables) == ["required and missing: run.folder (a string), train.micro_batch (integer >= 1)"]
+    del tables["optimizer"]["lr"]
+    tables["run"], tables["train"]["micro_batch"] = {"folder": "a"}, 1
+    assert problems(tables) == ["optimizer.lr is missing; it is required: number >= 0"]
 
 
 def test_all_problems_come_at_once(path):
@@ -373,7 +373,7 @@ def test_a_key_that_is_not_set_is_none(path, name):
 
 def test_a_sub_section_without_keys_lacks_those_that_it_needs(path):
     path.write_text(path.read_text() + "\n[model.mla]\n[model.bert]\n")
-    with pytest.raises(UsageError, match=r"model.mla.kv_lora_rank is missing; it is required: integer >= 1") as error:
+    with pytest.raises(UsageError, match=r"missing: model.mla.kv_lora_rank \(integer >= 1\), ") as error:
         load_config(path)
     assert "model.bert" not in str(error.value)
 
