@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 from mdata import _core
 
 _STOPS = ".!?"
+_WINDOW = 1024  # characters that are looked at first
 
 
 class Pieces(NamedTuple):
@@ -71,55 +72,60 @@ class OpenWebTextNgrams:
 
     def occurring(self, text: str) -> set[str]:
         """The n-grams of a text; the search continues after each."""
-        keys = set[str]()
-        while text:
-            match = self._first_match(text)
-            if match is None:
-                break
+        keys, start = set[str](), 0
+        while start < len(text) and (match := self._first_match(text, start)):
             begin, key = match
             keys.add(key)
-            text = text[begin + len(key) + 1 :]
+            start += begin + len(key) + 1
         return keys
 
     def free_pieces(self, text: str, limits: Pieces) -> list[str]:
         """The text cut around its n-grams."""
-        pieces: list[str] = []
-        waiting = [text]
-        while waiting:
-            part = waiting.pop()
-            match = self._first_match(part)
-            if match is None:
-                pieces.append(part)
-                break
-            before, after = _around(part, *match, margin=limits.margin)
+        pieces, start = list[str](), 0
+        while match := self._first_match(text, start):
+            before, start = _around(text, start, *match, margin=limits.margin)
             if len(before) > limits.min_characters:
                 pieces.append(before)
-            if len(after) > limits.min_characters:
-                waiting.append(after)
-        return pieces
+            if len(text) - start <= limits.min_characters:
+                return pieces
+        return [*pieces, text[start:]]
 
-    def _first_match(self, text: str) -> tuple[int, str] | None:
-        """(where it begins, the n-gram)."""
+    def _first_match(self, text: str, start: int) -> tuple[int, str] | None:
+        """(where it begins behind `start`, the n-gram) of the first in the rest of a text.
+
+        Windows that end behind a blank are looked at, so that the whole rest is not read for each match: the words of a
+        window are the first ones of the rest.
+        """
+        size = _WINDOW
+        while (end := start + size) < len(text):
+            end = max(text.rfind(" ", start, end), text.rfind("\n", start, end)) + 1
+            if end and (match := self._match(text[start:end], is_rest=False)):
+                return match
+            size *= 2
+        return self._match(text[start:], is_rest=True)
+
+    def _match(self, text: str, *, is_rest: bool) -> tuple[int, str] | None:
+        """The same in a rest, or in its first words; of these, if n-grams of all lengths can follow."""
         words, begins = words_of(text)
         single = bool(self.lengths) and self.lengths[0] == 1
         pairs = enumerate(zip_longest(words, words[1:]))
         # Where an n-gram can begin.
         places = [at for at, pair in pairs if pair in self._begins or (single and pair[:1] in self._begins)]
         last = len(words) - self.most
-        for first, size in self._tried(places, last=last, count=len(words)):
+        for first, size in self._tried(places, last=last, count=len(words), is_rest=is_rest):
             key = " ".join(words[first : first + size])
             if key in self.keys:
                 return begins[first], key
         return None
 
-    def _tried(self, places: Sequence[int], *, last: int, count: int) -> Iterator[tuple[int, int]]:
+    def _tried(self, places: Sequence[int], *, last: int, count: int, is_rest: bool) -> Iterator[tuple[int, int]]:
         """(first word, number of words) in the order in which they are looked up."""
         for first in places:
             if first <= last:
                 yield first, self.most
                 for size in self.lengths:
                     yield first, size
-        if last > 0:
+        if last > 0 and is_rest:
             for size in self.lengths:
                 if size < self.most:
                     for first in places:
@@ -127,15 +133,15 @@ class OpenWebTextNgrams:
                             yield first, size
 
 
-def _around(text: str, begin: int, key: str, *, margin: int) -> tuple[str, str]:
-    """The text that stays before and after an n-gram."""
-    left = min(begin - margin, len(text) - 1)  # lower case may be longer than the text
-    while left > 0 and text[left] not in _STOPS:
+def _around(text: str, start: int, begin: int, key: str, *, margin: int) -> tuple[str, int]:
+    """What stays of the rest of a text before an n-gram, and where the rest behind it starts."""
+    left = min(begin - margin, len(text) - start - 1)  # lower case may be longer than the text
+    while left > 0 and text[start + left] not in _STOPS:
         left -= 1
-    right = begin + len(key) + margin
+    right = start + begin + len(key) + margin
     while right < len(text) and text[right] not in _STOPS:
         right += 1
-    return text[: left + 1] if left > 0 else "", text[right + 1 :]
+    return text[start : start + left + 1] if left > 0 else "", right + 1
 
 
 def dumped(record: Mapping[str, Any], key: str, pieces: Sequence[str], name: str) -> list[bytes]:

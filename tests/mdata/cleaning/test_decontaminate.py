@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mdata import _core
 from mdata.cleaning import decontaminate as decontaminating
-from mdata.cleaning import text_job
+from mdata.cleaning import openwebtext_ngrams, text_job
 from mdata.cleaning.decontaminate import DecontaminateRules, decontaminate, split_text
 from mdata.cleaning.openwebtext_ngrams import OpenWebTextNgrams, Pieces
 from mdata.cleaning.text_job import TextJobOptions, TextJobResult
@@ -208,6 +208,23 @@ def test_shorter_ngrams_at_the_end_of_openwebtexts_texts():
     assert ngrams.lengths == [2, 4]
     assert ngrams.free_pieces("p x y", Pieces(0, 0)) == ["p x y"]
     assert ngrams.occurring("p q r x y") == {"x y"} and ngrams.occurring("x y p q a b c d") == {"x y", "a b c d"}
+
+
+def test_ngrams_of_openwebtext_in_windows_are_those_of_whole_rests(monkeypatch):
+    """Of few words, so that n-grams of several lengths meet at the end of a window."""
+    chance, found = random.Random(1), 0
+    for _ in range(4000):
+        words = chance.choices(["a", "b", "C", "x", "y", "\u0130", "a\u03a3"], k=chance.randrange(40))
+        text = "".join(word + chance.choice([" ", " ", "\n", ". ", "-", "\u03a3"]) for word in words)
+        items = [" ".join(chance.choices(["a", "b", "C", "\u0130"], k=chance.randint(1, 4))) for _ in range(3)]
+        ngrams = OpenWebTextNgrams.of_items(items, most=chance.randint(1, 4), least=1)
+        limits, results = Pieces(margin=chance.randrange(4), min_characters=1), []
+        for size in (len(text) + 1, chance.randint(1, 20)):
+            monkeypatch.setattr(openwebtext_ngrams, "_WINDOW", size)
+            results.append((ngrams.occurring(text), ngrams.free_pieces(text, limits)))
+        assert results[0] == results[1], (text, items)
+        found += len(results[0][0])
+    assert found > 4000
 
 
 def test_what_it_refuses(tmp_path):
