@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 from mdata import _core
 
 _STOPS = ".!?"
-_WINDOW = 1024  # characters that are looked at first
+_WINDOW = 1024  # characters that are looked at first behind a match
 
 
 class Pieces(NamedTuple):
@@ -93,10 +93,10 @@ class OpenWebTextNgrams:
     def _first_match(self, text: str, start: int) -> tuple[int, str] | None:
         """(where it begins behind `start`, the n-gram) of the first in the rest of a text.
 
-        Windows that end behind a blank are looked at, so that the whole rest is not read for each match: the words of a
-        window are the first ones of the rest.
+        Most texts have none, so a whole one is read at once. Behind a match windows that end behind a blank are looked
+        at, so that the rest is not read for each: the words of a window are the first ones of the rest.
         """
-        size = _WINDOW
+        size = _WINDOW if start else len(text)
         while (end := start + size) < len(text):
             end = max(text.rfind(" ", start, end), text.rfind("\n", start, end)) + 1
             if end and (match := self._match(text[start:end], is_rest=False)):
