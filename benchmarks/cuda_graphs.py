@@ -309,7 +309,8 @@ def _trained(config: RunConfig, world: World, steps: int) -> Trained:
                 numbers.append(engine.evaluate(batches))
             if step % 10 == 6:
                 batches = batches[: len(batches) // 2]
-            with overflowing(engine) if step % 10 == 7 else nullcontext(), noted_waits(waits, step == steps - 1):
+            overflow = overflowing(engine) if step % 10 == 7 else nullcontext()
+            with overflow, noted_waits(waits) if step == steps - 1 else nullcontext():
                 pending = engine.step(batches, 1e-3)
             beside += saver.in_flight
             report = pending.read()
@@ -352,11 +353,11 @@ def overflowing(engine: Engine) -> Iterator[None]:
 
 
 @contextmanager
-def noted_waits(places: list[str], are_noted: bool) -> Iterator[None]:
+def noted_waits(places: list[str]) -> Iterator[None]:
     """Note where the host waits for the GPU in this block."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn" if are_noted else "default")
+        torch.cuda.set_sync_debug_mode("warn")
         try:
             yield
         finally:
